@@ -1,5 +1,5 @@
 #pragma once
-// The nodes of autograd that autograd_boundary.h puts into a graph.
+// Autograd nodes that autograd_boundary.h inserts into a graph.
 
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/function.h>
@@ -19,23 +19,23 @@ namespace tessera {
 struct BoundaryMark;
 struct BoundaryNode;
 
-/// State that the nodes and the join of a side share.
+/// State shared by the nodes and the join of one side of a call.
 struct BoundarySide {
   JoinPlace place;
-  std::shared_ptr<BoundarySide> inputs;  // of a side of outputs that the inputs lie behind
-  bool is_searched = true;               // whether others' joins lie behind it, before those of the inputs
-  uint64_t join_number = 0;              // of a join that is made later
+  std::shared_ptr<BoundarySide> inputs;  // for a side of outputs: the call's inputs, if they are behind it
+  bool is_searched = true;               // whether to search for other joins behind it, before those of the inputs
+  uint64_t join_number = 0;              // number of a join that is made later
   at::Device device = at::kCPU;
-  const BoundaryMark* mark = nullptr;       // of the one boundary of a side whose join is made later, while it lives
+  const BoundaryMark* mark = nullptr;       // the only boundary of a side whose join is made later, while it lives
   torch::autograd::Node* join = nullptr;    // while it lives
-  std::vector<BoundaryNode*> outputs = {};  // of a side of several outputs, while they live
+  std::vector<BoundaryNode*> outputs = {};  // nodes of a side with several outputs, while they live
 
   bool has_nodes() const { return mark || join; }
 };
 
 using BoundaryCallback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
 
-/// Mark of a node, which owns it, as a boundary.
+/// Marks a node as a boundary. The node owns the mark.
 struct BoundaryMark {
   explicit BoundaryMark(const torch::autograd::Node& of) : node(of) {}
   BoundaryMark(const BoundaryMark&) = delete;
@@ -47,7 +47,7 @@ struct BoundaryMark {
   BoundaryCallback callback;
 };
 
-/// A node of one tensor. Its edges: where the tensor came from, and the join of a side of several.
+/// Node of one tensor, with edges to the tensor's previous node and to the join of a side with several tensors.
 struct BoundaryNode : torch::autograd::Node {
   explicit BoundaryNode(torch::autograd::edge_list&& next) : Node(std::move(next)), mark(*this) {}
   ~BoundaryNode() override;
@@ -59,13 +59,12 @@ struct BoundaryNode : torch::autograd::Node {
   std::string name() const override { return "TesseraUnitBoundary"; }
 
   BoundaryMark mark;
-  bool runs_callback = true;  // not where the join waits for the nodes
-  std::function<void()>
-      check_unchanged;  // throws if memory that others share was changed in place; empty: nothing to check
+  bool runs_callback = true;              // false if the join waits for the nodes
+  std::function<void()> check_unchanged;  // throws if shared memory was changed in place; empty: nothing to check
 };
 
-/// Makes the node of an op a boundary: that of the outputs of a call, and then that of the inputs of another, to which
-/// its tensor goes on. The later one runs first.
+/// Makes the node of an op a boundary. It can be the output of one call and then the input of another, in which case
+/// the later boundary runs first.
 struct BoundaryHook : torch::autograd::FunctionPreHook {
   explicit BoundaryHook(const torch::autograd::Node& node) : mark(node) {}
 
@@ -74,7 +73,7 @@ struct BoundaryHook : torch::autograd::FunctionPreHook {
   BoundaryMark mark;
 };
 
-/// Gets no gradients.
+/// Join, which receives no gradients.
 struct JoinNode : torch::autograd::Node {
   JoinNode(uint64_t number, torch::autograd::edge_list&& next, std::shared_ptr<BoundarySide> of,
            BoundaryCallback callback);
@@ -88,7 +87,7 @@ struct JoinNode : torch::autograd::Node {
   const BoundaryCallback callback;
 };
 
-/// Owned as libtorch owns nodes: by std::shared_ptr up to some version before 2.15, by c10::intrusive_ptr since.
+/// Makes a node owned as libtorch requires: by std::shared_ptr before some version up to 2.15, then c10::intrusive_ptr.
 template <class NodeType, class... Args>
 auto make_node(Args&&... args) {
   using NodePtr = decltype(torch::autograd::Edge::function);
@@ -99,12 +98,12 @@ auto make_node(Args&&... args) {
   }
 }
 
-/// Returns the mark that backward meets first; null for a node that is no boundary.
+/// Returns the mark that backward reaches first, or null if the node is not a boundary.
 const BoundaryMark* first_mark(const torch::autograd::Node& node);
-/// Returns the mark that backward meets next at the same node; null behind the last.
+/// Returns the next mark that backward reaches at the same node, or null after the last.
 const BoundaryMark* next_mark(const BoundaryMark& mark);
 
-/// Returns the edges of a boundary to what its tensor came from.
+/// Returns a boundary's edges to the previous node of its tensor.
 torch::autograd::edge_list edges_of_boundary(const torch::autograd::Node& boundary);
 
 }  // namespace tessera

@@ -1,8 +1,8 @@
 #pragma once
-// Refuses changes in place across the boundary of a unit.
+// Rejects in-place changes across the boundary of a unit.
 //
-// The aliases behind a unit's nodes share memory with the tensors that they stand for, but no history: a change in
-// place on one side would be missing in the gradient of the other. So forward must not change an input whose caller
+// The aliases behind a unit's nodes share memory with the original tensors, but not their history, so an in-place
+// change on one side would be missing in the other's gradient. Therefore forward must not change an input if the caller
 // still has the original, and the caller must not change outputs that share memory.
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// An input of a unit, and the alias that took its place: the input itself where it needed no node.
+/// Input of a unit and the alias that replaced it, or the input itself if it needed no node.
 class AliasedTensor {
  public:
   AliasedTensor(at::Tensor original, at::Tensor alias);
@@ -23,27 +23,28 @@ class AliasedTensor {
   const at::Tensor& alias() const { return alias_; }
   /// Returns whether the caller may still use the original.
   bool has_caller() const;
-  /// Returns whether an op in place gave the alias a history that the original lacks.
+  /// Returns whether an in-place op gave the alias a history that the original lacks.
   bool has_own_history() const;
 
  private:
   at::Tensor original_, alias_;
-  const void* node_;  // that made the alias, which keeps it alive while it is unchanged
+  const void* node_;  // node that made the alias, which keeps it alive while unchanged
 };
 
-/// Name of a unit in messages. Refers to its texts.
+/// Name of a unit in messages. Holds references to the strings.
 struct UnitTitle {
-  const std::string& api;  // the function that made it
+  const std::string& api;  // function that made the unit
   const std::string& name;
   const std::string& label;
 
   std::string to_string() const;
 };
 
-/// Throws StateError if forward changed an alias in place whose original the caller still has.
+/// Throws StateError if forward changed an alias in place and the caller still has the original.
 void check_inputs_unchanged(const std::vector<AliasedTensor>& inputs, const UnitTitle& unit);
 
-/// Returns the outputs with a gradient that share memory with another one, or with an input that its caller still has.
+/// Returns the outputs with a gradient that share memory with another output, or with an input that the caller still
+/// has.
 std::vector<at::Tensor*> find_shared_outputs(TensorRefs outputs, const std::vector<AliasedTensor>& inputs);
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 #pragma once
-// JoinSearch: which joins lie behind a unit's tensors, first on the ways back through the graph (autograd_boundary.h).
+// JoinSearch: finds the nearest joins behind a unit's tensors in the graph (autograd_boundary.h).
 //
-// What the search for a join walked lies behind that join, so a search that finds it need not walk there again. With a
-// note on each node of the last search that came by, the searches of a forward are as long as its graph, in all, also
-// where ways lead around units, as residual sums do.
+// Everything that the search for a join has walked lies behind that join, so a search that finds it need not walk there
+// again. Each node keeps a note of the last search that visited it. In total, the searches of a forward are therefore
+// linear in its graph, even if paths lead around units, as residual sums do.
 
 #include <torch/csrc/autograd/edge.h>
 
@@ -17,24 +17,24 @@ struct Node;
 
 namespace tessera {
 
-/// The inputs or the outputs of a call of a unit. What is behind the inputs is behind the outputs too.
+/// Inputs or outputs of a unit's call. Everything behind the inputs is also behind the outputs.
 struct JoinPlace {
-  int64_t call = -1;  // its number; -1: none
+  int64_t call = -1;  // number of the call; -1: none
   bool is_of_outputs = false;
 };
 
 class JoinSearch {
  public:
-  /// Returns the boundary nodes behind `from`, one a place, for the join at `place`, without those behind `known`.
+  /// Returns the boundary nodes behind `from`, one per place, for the join at `place`, except those behind `known`.
   std::vector<const torch::autograd::Node*> find(const std::vector<torch::autograd::Edge>& from, JoinPlace place,
                                                  JoinPlace known);
-  /// Forgets the notes, of graphs that are over.
+  /// Drops the notes, once their graphs are no longer used.
   void forget() { notes_.clear(); }
 
  private:
   struct Note {
-    uint64_t sequence_nr;  // of the node: an address may be used again
-    int64_t search;        // one for each join, which may be made again
+    uint64_t sequence_nr;  // of the node, because an address may be reused
+    int64_t search;        // number of the search; each join has one, and may be made again
     int64_t run;
   };
 

@@ -1,6 +1,6 @@
 #pragma once
-// FSDPRoot: what the units of a tree share, their order, their memory, and the reductions in flight. The outermost unit
-// makes it when its forward runs first.
+// FSDPRoot: state shared by the units of a tree: their order, memory, and reductions in flight. The outermost unit
+// creates it in its first forward.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -20,9 +20,9 @@ namespace tessera {
 
 class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
  public:
-  /// The root of the unit of `module` and all units below its modules. Throws StateError if one of these is in the
-  /// middle of an iteration under another root, on this rank or another, or if `module` lies below a root whose forward
-  /// runs: it was sharded after that root was made. Collective where one had another root.
+  /// Creates the root for the unit of `module` and all units below its modules. Throws StateError if one of these is in
+  /// the middle of an iteration under another root, on any rank, or if `module` was sharded below a root whose forward
+  /// is running. Collective if a unit had another root.
   static void make(torch::nn::Module& module);
 
   bool is_outermost(const FSDPState& state) const { return state.unit() == 0; }
@@ -36,15 +36,15 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
 
   JoinSearch& join_search() { return join_search_; }
 
-  /// Makes sure that the end of the current backward ends it for all units.
+  /// Queues the end-of-backward callback for all units on the running backward.
   void enter_backward(const FSDPState& state);
   void prefetch_in_backward(FSDPState& state);
-  /// Returns the backward whose end is awaited; -1 outside of one.
+  /// Returns the id of the backward whose end is pending, or -1.
   int64_t awaited_backward() const { return backward_; }
-  /// Returns whether the running backward is that one, and not nested in it.
+  /// Returns whether the running backward is that one, rather than one nested in it.
   bool is_in_outer_backward() const;
 
-  /// Discards what a forward or backward that failed left behind.
+  /// Discards the remaining state of a forward or backward that failed.
   void reset_iter_state();
 
  private:
@@ -52,30 +52,30 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
       : states_(std::move(states)), shared_gradients_(std::move(gradient_bytes)) {}
 
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
-  /// Queues the end-of-backward callback, unless an outer backward has it.
+  /// Queues the end-of-backward callback, unless an outer backward already has it.
   void register_end_of_backward();
-  /// Throws ValueError on every rank unless all freeze the same parameters. Collective, until it has succeeded.
+  /// Throws ValueError on every rank unless all freeze the same parameters. Collective until it has succeeded once.
   void agree_on_frozen();
   void await_copies_of_shards() const;
   void end_gathers() const;
   void recover();
   void finish_backward(int64_t id);
   void backward_ended(int64_t id) noexcept;
-  /// Discards a backward that failed, before another begins.
+  /// Discards a failed backward before another one begins.
   void abort_backward();
 
-  std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
+  std::vector<std::weak_ptr<FSDPState>> states_;  // by number, outermost first
   std::vector<std::shared_ptr<StreamLane>> gather_streams_;
   SharedGradientSizes shared_gradients_;
   Schedule schedule_;
   ReductionQueue reductions_;
   JoinSearch join_search_;
-  int64_t backward_ = -1;               // the backward whose end is awaited
-  std::weak_ptr<void> backward_token_;  // while it is: not after one that failed
-  std::thread::id thread_;              // of the last forward
+  int64_t backward_ = -1;               // id of the backward whose end is pending
+  std::weak_ptr<void> backward_token_;  // expires with that backward, including one that failed
+  std::thread::id thread_;              // thread of the last forward
   int open_forwards_ = 0;
-  bool has_shards_ = false;        // a unit is gathered in forward
-  bool agrees_on_frozen_ = false;  // as of the first forward or backward, on a GPU
+  bool has_shards_ = false;        // whether any unit has shards to gather
+  bool agrees_on_frozen_ = false;  // checked in the first forward or backward, on a GPU
   bool outermost_runs_ = false;
   bool forward_failed_ = false;
 };

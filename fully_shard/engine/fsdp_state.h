@@ -1,11 +1,11 @@
 #pragma once
-// FSDPState: what fully_shard attaches to a module, its parameter group and the steps of an iteration.
+// FSDPState: the state that fully_shard attaches to a module: its parameter group and the steps of an iteration.
 //
 //   forward    pre_forward    cast inputs, unshard, prefetch the next unit; nodes on the inputs
 //              post_forward   reshard (if configured); nodes on the outputs
 //   backward   see unit_backward.h
 //
-// Thread safety: for one thread a rank. Forward throws StateError while another thread runs it.
+// Thread safety: one thread per rank. Forward throws StateError while another thread runs the same unit.
 
 #include <atomic>
 #include <memory>
@@ -27,38 +27,38 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   struct Options {
     std::optional<bool> reshard_after_forward;
     MixedPrecisionPolicy mp_policy;
-    std::string api;    // the function that the user called: "fully_shard", "replicate"
-    std::string label;  // the modules' types, for messages
+    std::string api;    // function that the user called: "fully_shard" or "replicate"
+    std::string label;  // types of the modules, for messages
   };
 
   using Targets = std::vector<std::weak_ptr<FSDPState>>;
 
-  /// Settings that a user may change from step to step.
+  /// Settings that the user may change between iterations.
   struct Settings {
     GradientSettings gradients;
-    std::optional<bool> reshard_after_forward;  // none: that of Options
+    std::optional<bool> reshard_after_forward;  // nullopt: the value in Options
     bool reshard_after_backward = true;
     bool unshard_in_backward = true;
     bool is_last_backward = true;
-    bool prefetch_after_backward = false;     // of the next unit, not before it
-    std::optional<Targets> forward_prefetch;  // none: the recorded order
+    bool prefetch_after_backward = false;     // prefetch the next unit after this one's backward, not before
+    std::optional<Targets> forward_prefetch;  // nullopt: the recorded order
     std::optional<Targets> backward_prefetch;
     UnitObserver observer;
   };
 
-  /// `group` is null for a unit whose parameters all belong to units below it.
+  /// Makes the state. `group` is null if all parameters of the unit belong to units below it.
   FSDPState(std::shared_ptr<ParamGroup> group, Options options);
 
   ~FSDPState();
 
   /// Registers the hooks of the unit's modules and the parameters' gradient hooks.
   void install(const std::vector<HookPoint*>& points);
-  /// Makes the unit number `unit` of `root`.
+  /// Makes this the unit with number `unit` of `root`.
   void join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
 
   const std::shared_ptr<ParamGroup>& group() const { return group_; }
-  /// Replaces the group by one of the same parameters, in the same order. Only while idle and sharded; the root is then
-  /// to be made again, as it keeps what it shares by dtype and device.
+  /// Replaces the group by one with the same parameters in the same order. Only while idle and sharded. The root must
+  /// then be recreated, because it stores shared state by dtype and device.
   void replace_group(std::shared_ptr<ParamGroup> group);
   const std::string& api() const { return options_.api; }
   const std::string& label() const { return options_.label; }
@@ -70,28 +70,28 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   UnitBackward& backward() { return backward_; }
 
   bool is_in_forward() const { return !running_forwards_.empty(); }
-  /// Returns whether a forward or a backward of the unit computes; one that threw does not.
+  /// Returns whether a forward or backward of the unit is running. False for one that threw.
   bool is_running() const;
-  /// Returns whether nothing runs, and neither a backward nor a reduction is awaited.
+  /// Returns whether nothing is running, and no backward or reduction is pending.
   bool is_idle() const { return !is_running() && !backward_.is_awaited() && !backward_.has_unreduced(); }
 
-  /// Gathers the parameters on the user's request; async_op only issues the all-gather.
+  /// Gathers the parameters at the user's request. With async_op, only issues the all-gather.
   void unshard(bool async_op);
   /// Issues the all-gather ahead of time, if the unit is sharded.
   void prefetch(ShardFault fault = ShardFault::None);
-  /// Ends the outermost forward: discards an unused prefetch, and reshards where only some of the unit's modules ran.
+  /// Ends the outermost forward: discards an unused prefetch, and reshards if only some of the unit's modules ran.
   void finish_forward();
-  /// Restores the state before an iteration that failed. Gradients that earlier backwards reduced stay.
+  /// Restores the state before a failed iteration. Keeps gradients that earlier backwards reduced.
   void abort_iteration();
   void report(FSDPEventKind step) const;
 
  private:
   struct RunningForward {
-    std::shared_ptr<ForwardCall> forward_call = nullptr;  // of a differentiable call
+    std::shared_ptr<ForwardCall> forward_call = nullptr;  // for a differentiable call
     std::vector<AliasedTensor> inputs = {};
-    AutogradBoundary boundary = {};  // of the inputs
-    int64_t number = 0;              // of the thread's differentiable calls
-    uint64_t first_node = 0;         // of autograd that it can have made
+    AutogradBoundary boundary = {};  // boundary of the inputs
+    int64_t number = 0;              // counts the thread's differentiable calls
+    uint64_t first_node = 0;         // smallest sequence number of autograd nodes that it may have made
   };
 
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
@@ -113,8 +113,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   UnitBackward backward_{*this};
   std::vector<bool> ran_;                         // which of the unit's modules were called in this forward
   std::vector<RunningForward> running_forwards_;  // innermost last
-  std::atomic<std::thread::id> thread_;           // that runs them; none between forwards
-  bool is_differentiable_ = false;                // a call of the running outermost forward was
+  std::atomic<std::thread::id> thread_;           // thread that runs them; none between forwards
+  bool is_differentiable_ = false;                // whether the running outermost forward had a differentiable call
 };
 
 }  // namespace tessera

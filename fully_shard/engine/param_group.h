@@ -1,11 +1,11 @@
 #pragma once
-// ParamGroup: the parameters of one fully_shard unit, which are gathered, freed and reduced together.
+// ParamGroup: the parameters of one unit, which are gathered, freed and reduced together.
 //
-//   UnitParams      the parameters, their memory, and what is to hold of them
+//   UnitParams      the parameters, their memory and invariants
 //   AllGather       the all-gather
-//   UnitGradients   their gradients, begin() to finish()
+//   UnitGradients   their gradients, from begin() to finish()
 //
-// sharded_state.h has the states and the steps between them.
+// sharded_state.h describes the states and transitions.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -27,15 +27,16 @@ namespace tessera {
 class ParamGroup {
  public:
   struct Options {
-    std::string api;  // the function that the user called, for messages
+    std::string api;  // function that the user called, for messages
     DataParallelAxes axes;
     MixedPrecisionPolicy policy;
     std::optional<CPUOffloadPolicy> offload = std::nullopt;
-    int64_t post_forward_ranks = 0;  // that keep a share after forward; 0: none
-    int64_t bucket_bytes = 0;        // cap of an all-reduce of replicate (reduction_queue.h); 0: one a unit
+    int64_t post_forward_ranks = 0;  // group size of the post-forward shard; 0: none
+    int64_t bucket_bytes = 0;        // limit of replicate's all-reduces (reduction_queue.h); 0: one per unit
   };
 
-  /// Shards `params`: contiguous leaves with dims, trained ones of one dtype. Collective with post_forward_ranks.
+  /// Shards `params`, which are contiguous leaves with dims; trained ones have one dtype. Collective with
+  /// post_forward_ranks.
   ParamGroup(const std::vector<ParamInfo>& params, const Options& options);
 
   const UnitContext& context() const { return *context_; }
@@ -47,40 +48,41 @@ class ParamGroup {
   ShardedState state() const { return state_; }
   bool is_unsharded() const { return state_ == ShardedState::Unsharded; }
 
-  /// Gives shards on the meta device memory; their values are zeros.
+  /// Allocates shards on the meta device, filled with zeros.
   void materialize();
-  /// Sets the unit's number in its tree, the same on all ranks. Not while the unit is gathered.
+  /// Sets the unit's number in its tree, equal on all ranks. Not while the unit is gathered.
   void set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
   std::string_view name() const;
   void set_reporter(const std::function<void(FSDPEventKind)>& report);
-  /// Replaces the all-gather of comm_overrides(); empty: that one.
+  /// Replaces the all-gather of comm_overrides(); an empty function restores it.
   void set_custom_all_gather(AllGatherFn all_gather) { custom_all_gather_ = std::move(all_gather); }
   const AllGatherFn& custom_all_gather() const { return custom_all_gather_; }
 
-  /// Issues the all-gather if the unit is sharded. Collective. gather_stream() has waited for the shards' last writes.
+  /// Issues the all-gather if the unit is sharded. Collective. gather_stream() must have waited for writes of the
+  /// shards.
   void start();
-  /// Does the same ahead of use. With MaybeChanged (since the forward whose backward comes), that backward gathers
-  /// again, when it is known whether this rank's loss uses the parameters.
+  /// Issues the all-gather ahead of use. MaybeChanged means that shards may have changed since the forward of the
+  /// coming backward; that backward gathers again once it is known whether this rank's loss uses the parameters.
   void prefetch(ShardFault fault);
-  /// Returns whether a gather is in flight that prefetch() issued and nothing has asked for since.
+  /// Returns whether a prefetched all-gather is in flight that nothing has requested since.
   bool is_prefetched() const { return is_prefetched_ && state_ == ShardedState::Unsharding; }
-  /// Unshards. Throws StateError on every rank if one gathered another unit, or its parameters were replaced. `used`:
-  /// what a forward computed with whose backward comes and uses the parameters. If the shards changed since, it throws
-  /// on all ranks that gather, or on this one alone where nothing is gathered any more.
+  /// Unshards. Throws StateError on every rank if one gathered another unit, or its parameters were replaced. `used`
+  /// are the versions that a forward computed with, if its backward will use the parameters. If the shards changed
+  /// since then, throws on all ranks that gather, or on this rank only if nothing is gathered.
   void unshard(const ParamVersions* used = nullptr);
   /// Waits for an all-gather in flight and discards it.
   void drop_unshard();
-  /// Frees the full parameters, if there are any. Then throws StateError if they were written since they were gathered.
+  /// Frees the full parameters, if any. Then throws StateError if they were written since the gather.
   void reshard();
   void reshard_unchecked();
-  /// Calls reshard(), for its error, if full parameters were written since they were gathered.
+  /// Calls reshard() to throw its error if full parameters were written since the gather.
   void check_kept();
-  /// Reshards, but keeps a share among post_forward_ranks, from which the next unshard gathers.
+  /// Reshards, keeping a post-forward shard among post_forward_ranks ranks. The next unshard gathers from it.
   void reshard_after_forward();
-  /// Discards the gradients and reductions of a backward that failed and, with `reshards`, what it gathered.
+  /// Discards the gradients and reductions of a failed backward and, with `reshards`, the gathered parameters.
   void abort_backward(bool reshards);
 
-  /// Returns whether shards were written since the gather of the full parameters.
+  /// Returns whether shards were written since the full parameters were gathered.
   bool is_outdated() const {
     return !params_.is_alias() && (is_unsharded() || state_ == ShardedState::Unsharding) && params_.has_newer_shards();
   }
@@ -101,7 +103,7 @@ class ParamGroup {
   std::shared_ptr<BlockPool> pool_;
   std::function<void(FSDPEventKind)> report_;
   UnitNames names_;
-  GatherTag tag_;  // that the last gather sent
+  GatherTag tag_;  // sent by the last gather
   ShardedState state_ = ShardedState::Sharded;
   bool is_prefetched_ = false;
 };

@@ -1,13 +1,13 @@
 #pragma once
-// ReductionQueue: the reductions of a tree's units, in order, and which of them share an all-reduce.
+// ReductionQueue: runs the reductions of a tree's units in order, and decides which share an all-reduce.
 //
-// One reduce-scatter is in flight while backward goes on, behind it (HSDP) one all-reduce, and copies to the host. A
-// unit's copy-in waits for the reduce-scatter of the unit before, whose buffer it gets.
+// During backward, at most one reduce-scatter is in flight, followed (with HSDP) by one all-reduce, and copies to the
+// host. A unit's copy-in waits for the previous unit's reduce-scatter and reuses its buffer.
 //
-// Units of replicate share an all-reduce of at most bucket_bytes, the first of a backward of kFirstBucketBytes. A
-// larger unit goes alone, from where its gradients stay. Example, units of 10, 10, 30, 4 and 1 MiB in the order of
-// backward, 25 MiB at most: {10} | {10} | {30} | {4, 1}. Elements are added up in the order of ranks, so gradients do
-// not depend on it. As bucket_cap_mb of DistributedDataParallel.
+// Units of replicate share all-reduces of up to bucket_bytes; the first one in a backward has up to kFirstBucketBytes.
+// A larger unit is reduced alone, in place. Example: units of 10, 10, 30, 4 and 1 MiB in backward order, with a limit
+// of 25 MiB: {10} | {10} | {30} | {4, 1}. Elements are summed in rank order, so buckets do not affect gradients. Like
+// bucket_cap_mb of DistributedDataParallel.
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -24,34 +24,35 @@ class ReductionQueue {
   ReductionQueue() = default;
   ReductionQueue(const ReductionQueue&) = delete;
   ReductionQueue& operator=(const ReductionQueue&) = delete;
-  /// Discards what a backward that failed left, before later work of the computing stream. Reports failures on stderr.
+  /// Discards the remains of a failed backward, ordered before later work of the compute stream. Logs failures to
+  /// stderr.
   ~ReductionQueue();
 
-  /// Reduces all gradients of a unit, or what push_complete() left of them. Collective.
+  /// Reduces all gradients of a unit, or those that push_complete() left. Collective.
   void push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
-  /// Reduces the buckets whose gradients are complete, and before which none is missing.
+  /// Reduces the complete buckets, up to the first incomplete one.
   void push_complete(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
-  /// Issues what was collected.
+  /// Issues the collected reductions.
   void flush();
-  /// Waits for all, and until no peer reads this rank's gradients.
+  /// Waits for all reductions, and until no peer reads this rank's gradients.
   void drain();
-  /// Returns whether nothing came since drain().
+  /// Returns whether nothing was added since drain().
   bool is_drained() const;
-  /// Forgets all reductions, after the units' abort_backward().
+  /// Drops all reductions, after the units' abort_backward().
   void clear();
-  /// Makes the computing stream wait for the reductions, before a unit's memory goes.
+  /// Makes the compute stream wait for the reductions, before a unit's memory is freed.
   void await_streams() const;
 
  private:
-  /// A reducer, and the unit that owns it.
+  /// A reducer and the unit that owns it.
   struct Item {
     std::shared_ptr<ParamGroup> group;
     GradientReducer* reducer;
   };
-  /// One item, or several in one all-reduce.
+  /// One item, or several that share an all-reduce.
   struct Bucket {
     std::vector<Item> items;
-    at::Tensor buffer = {};  // of several
+    at::Tensor buffer = {};  // for several items
     Pending pending = {};
   };
 
@@ -67,11 +68,11 @@ class ReductionQueue {
   std::shared_ptr<CommOverrides> slots_ = comm_overrides();
   std::vector<Item> collected_;
   int64_t collected_bytes_ = 0;
-  bool is_first_ = true;  // no bucket was filled in this backward
+  bool is_first_ = true;  // whether no bucket has been filled in this backward
   std::optional<Bucket> scattering_, reducing_;
-  std::vector<Item> scattered_;                       // which peers may still read
-  std::vector<Item> copying_;                         // to the host
-  std::vector<std::shared_ptr<StreamLane>> streams_;  // on which something was reduced since they were drained
+  std::vector<Item> scattered_;                       // peers may still read these
+  std::vector<Item> copying_;                         // being copied to the host
+  std::vector<std::shared_ptr<StreamLane>> streams_;  // used for reductions since they were drained
 };
 
 }  // namespace tessera

@@ -1,13 +1,13 @@
 #pragma once
-// UnitBackward: the backward side of one unit, from its output nodes in autograd's graph to the reduction.
+// UnitBackward: the backward of one unit, from its output nodes in autograd's graph to the reduction.
 //
-//   output nodes → enter(), at the first of them: unshard, prefetch, set sharded gradients aside
-//   input nodes  → leave(), at the last of them: reshard, start the reduction of the gradients
-//   end          → finish(): ends units that no input node ended (inputs without gradient)
+//   output nodes → enter(), at the first one: unshard, prefetch, stash sharded gradients
+//   input nodes  → leave(), at the last one: reshard, start the reduction of the gradients
+//   end          → finish(): ends units without input nodes (inputs without gradient)
 //
-// Each call of a module in forward has a ForwardCall. The parameters stay while any call's backward runs, and gradients
-// are reduced when the graph of that backward has no call to come. All ranks share that graph, whichever others they
-// keep, so every rank issues the same collectives in the same order.
+// Each forward call of a module has a ForwardCall. Parameters stay unsharded while any call's backward runs. Gradients
+// are reduced once no call remains in the graph of that backward. All ranks share that graph, even if they keep
+// different other graphs, so every rank issues the same collectives in the same order.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -25,14 +25,14 @@ namespace tessera {
 
 class FSDPState;
 
-/// One differentiable call of forward. Its output nodes own it, so it ends with the graph.
+/// Differentiable forward call. Its output nodes own it, so it is destroyed with the graph.
 struct ForwardCall {
-  ParamVersions versions;         // of the parameters when forward used them
-  AutogradBoundary outputs = {};  // from the end of forward on
-  /// Set for a call in a checkpointed region: unpacking it computes the region again.
+  ParamVersions versions;         // versions of the parameters used in forward
+  AutogradBoundary outputs = {};  // set at the end of forward
+  /// Set for a call in a checkpointed region; unpacking it recomputes the region.
   std::optional<torch::autograd::SavedVariable> recomputation;
-  int64_t expected_in = -1;  // the backward that is to reach it yet
-  int64_t backward = -1;     // the backward that reached it last
+  int64_t expected_in = -1;  // id of the backward that will reach it
+  int64_t backward = -1;     // id of the backward that last reached it
 };
 
 class UnitBackward {
@@ -41,22 +41,22 @@ class UnitBackward {
 
   /// Registers the gradient hooks of the unit's parameters.
   void install();
-  /// Registers hooks for gradients that precede the unit's backward, as the outermost unit needs them.
+  /// Registers hooks for gradients that precede the unit's backward, which the outermost unit needs.
   void expect_early_gradients();
 
   void add_call(const std::shared_ptr<ForwardCall>& call);
-  /// Returns whether a call whose graph this rank keeps had no backward yet. Ranks may differ.
+  /// Returns whether a call whose graph this rank keeps has not had a backward. Ranks may differ.
   bool is_awaited() const;
-  /// Returns whether the running backward has a call of the unit to come. The same on all ranks.
+  /// Returns whether the running backward has yet to reach a call of the unit. Equal on all ranks.
   bool is_due() const;
-  /// Returns whether a call's backward runs, or was left by one that threw.
+  /// Returns whether a call's backward is running, or was interrupted by an exception.
   bool is_entered() const { return active_calls_ > 0; }
-  /// Returns whether gradients wait for a later reduction: unsynchronized, not all-reduced, or in flight.
+  /// Returns whether gradients are waiting for a later reduction: unsynchronized, not all-reduced, or in flight.
   bool has_unreduced() const;
 
-  /// Starts the all-gather ahead of time if the running backward has a call of the unit to come.
+  /// Starts the all-gather early if the running backward has yet to reach a call of the unit.
   void prefetch();
-  /// Notes which calls are in the graph of the backward that begins.
+  /// Records which calls are in the graph of the backward that begins.
   void begin(int64_t id);
   /// Runs at each output node of a call.
   void enter(ForwardCall& call, bool has_gradient);
@@ -64,17 +64,17 @@ class UnitBackward {
   void leave(const ForwardCall& call);
   /// Ends the backward. Called for every unit, in the same order on all ranks.
   void finish(int64_t id);
-  /// Discards the backward `id`, which failed. Calls that it did not reach await their own backward.
+  /// Discards the failed backward `id`. Calls that it did not reach still expect a backward.
   void abort(int64_t id);
-  /// Discards the iteration: calls and unreduced gradients.
+  /// Discards the iteration's calls and unreduced gradients.
   void abort_all();
 
  private:
   enum class Phase {
     Idle,
-    Early,         // gradients came before backward did to the unit
-    Running,       // backward is in the unit, or behind it with gradients to come
-    RunningEarly,  // the same after Early
+    Early,         // gradients arrived before backward reached the unit
+    Running,       // backward is in the unit, or behind it with gradients pending
+    RunningEarly,  // like Running, after Early
   };
 
   bool is_early() const { return phase_ == Phase::Early || phase_ == Phase::RunningEarly; }
@@ -88,8 +88,8 @@ class UnitBackward {
 
   FSDPState& unit_;
   std::shared_ptr<CommOverrides> slots_ = comm_overrides();
-  std::vector<std::weak_ptr<ForwardCall>> calls_;  // of graphs that may still run backward
-  int active_calls_ = 0;                           // calls whose backward runs
+  std::vector<std::weak_ptr<ForwardCall>> calls_;  // calls whose graphs may still run backward
+  int active_calls_ = 0;                           // number of calls whose backward runs
   Phase phase_ = Phase::Idle;
   bool expects_early_ = false;
   bool has_unreduced_ = false;

@@ -1,5 +1,5 @@
 #pragma once
-// The units at and below a module.
+// Finds the units at and below a module.
 
 #include <torch/nn/module.h>
 
@@ -13,31 +13,31 @@ namespace tessera {
 
 class FSDPState;
 
-/// Returns the state of `module`, null if fully_shard was not called on it.
+/// Returns the state of `module`, or null if fully_shard was not called on it.
 std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module);
 
 struct NamedState {
-  std::string path;  // below the module that was asked for; "root" for itself
+  std::string path;  // relative to the requested module; "root" for that module
   std::shared_ptr<FSDPState> state;
 };
 
-/// Returns all states at and below `module`, in order of registration, parents first.
+/// Returns all states at and below `module`, in registration order, parents first.
 std::vector<NamedState> fsdp_states(torch::nn::Module& module);
 
-/// Returns the same of all modules of the unit of `module`, which comes first. Of several, paths begin with the
-/// module's place, as names of parameters do: "1.block".
+/// Returns the same for all modules of the unit of `module`, which comes first. With several modules, paths begin with
+/// the module's index, like parameter names: "1.block".
 std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module);
 
-/// Returns the meshes of the units' parameters, each once, those of tensor parallelism included.
+/// Returns the distinct meshes of the units' parameters, including tensor-parallel ones.
 std::vector<DeviceMesh> collect_meshes(const std::vector<NamedState>& units);
 
 /// Returns the units with a parameter that is sharded over several ranks.
 std::vector<NamedState> with_shards(std::vector<NamedState> units);
 
-/// Reshards all, and returns the first error about full parameters that were written; empty if there is none.
+/// Reshards all units, and returns the first error about writes to full parameters, or "".
 std::string reshard_each(const std::vector<NamedState>& units);
 
-/// Throws `fault` (rank_agreement.h) on all ranks that have a part of the units' parameters. Collective.
+/// Throws `fault` (rank_agreement.h) on all ranks that hold part of the units' parameters. Collective.
 void throw_on_all_ranks(const std::vector<NamedState>& units, const std::string& where, const std::string& fault);
 
 }  // namespace tessera

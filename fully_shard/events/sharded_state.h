@@ -1,5 +1,5 @@
 #pragma once
-// The states of a unit's parameters, the steps between them, and events for tests and debuggers.
+// States and transitions of a unit's parameters, and events for tests and debugging.
 //
 //   fsdp(model).set_event_observer([](const FSDPEvent& event) { fmt::print("{}\n", to_string(event)); });
 //
@@ -18,41 +18,41 @@
 namespace tessera {
 
 enum class ShardedState : uint8_t {
-  Sharded,             // this rank's rows of all parameters
+  Sharded,             // only this rank's rows of each parameter
   Unsharding,          // an all-gather is in flight
   Unsharded,           // all rows
-  ShardedPostForward,  // beside its rows, a share of all parameters among a few ranks (reshard_after_forward = int)
+  ShardedPostForward,  // also a larger shard, in a group of a few ranks (reshard_after_forward = int)
 };
 
-/// Step of a unit. The first five are the transitions of ShardedState.
+/// Event of a unit. The first five are the transitions of ShardedState.
 enum class FSDPEventKind : uint8_t {
-  Gather,              // an all-gather is issued
-  Unshard,             // it is waited for, and the parameters are full tensors
-  Drop,                // an unused prefetched all-gather is waited for and thrown away
-  Reshard,             // the full parameters are freed
-  ReshardPostForward,  // the same, but a share stays
-  Forward,             // forward computes from here on
-  Backward,            // backward computes from here on
-  ReduceScatter,       // the gradients' reduce-scatter is issued
-  AllReduce,           // their all-reduce over the replicas is issued
-  Reduced,             // they are waited for, and the sharded gradients are there: on a GPU, where backward ends
-  KeepGradients,       // without communication: the unsharded gradients are kept for a later backward
+  Gather,              // issued an all-gather
+  Unshard,             // waited for it; the parameters are full tensors
+  Drop,                // waited for an unused prefetched all-gather and discarded it
+  Reshard,             // freed the full parameters
+  ReshardPostForward,  // freed them except for a post-forward shard
+  Forward,             // forward computation begins
+  Backward,            // backward computation begins
+  ReduceScatter,       // issued the gradients' reduce-scatter
+  AllReduce,           // issued the gradients' all-reduce over replicas
+  Reduced,             // waited for them; sharded gradients are available (on a GPU, at the end of backward)
+  KeepGradients,       // kept the unsharded gradients for a later backward, without communication
 };
 
 std::string_view to_string(ShardedState state);
 std::string_view to_string(FSDPEventKind step);
 
-/// Returns the state after `step`, one of the transitions. Throws AssertionError for one that the diagram lacks.
-/// `has_post_forward_shard`: a dropped gather falls back to it.
+/// Returns the state after transition `step`. Throws AssertionError for one that the diagram lacks. With
+/// `has_post_forward_shard`, a dropped gather returns to that state.
 ShardedState next_state(ShardedState state, FSDPEventKind step, bool has_post_forward_shard = false);
 
 struct FSDPEvent {
   FSDPEventKind step;
-  std::string unit;  // the module's path below the outermost unit, "root" for that one
+  std::string unit;  // path of the module below the outermost unit, which is "root"
   bool operator==(const FSDPEvent&) const = default;
 };
 
-/// "gather block0"
+/// Returns, for example, "gather block0".
 std::string to_string(const FSDPEvent& event);
 
 using UnitObserver = std::function<void(const FSDPEvent&)>;

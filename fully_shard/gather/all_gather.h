@@ -1,15 +1,16 @@
 #pragma once
-// AllGather: all ranks' flat shards in one buffer, then copied to where parameters belong. The cast to the compute
-// dtype comes first, so that only the narrow dtype is sent.
+// AllGather: gathers all ranks' flat shards into one buffer and copies out the parameters. Casts to the compute dtype
+// first, so that only the narrow dtype is sent.
 //
 //   start() → wait() → check_tags() → finish()
-//                    → release()               where the parameters are no longer wanted
+//                    → release()               if the parameters are no longer needed
 //
-// - Ranks that read each other's memory ("threads", "shm") cast what they read, into the parameters (in place).
+// - Ranks that can read each other's memory ("threads", "shm") cast directly from the peer's shard into the parameters,
+//   in place.
 // - Between forward and backward, parameters may come from post-forward shards of a smaller group, in their compute
-//   dtypes. With 8 ranks and groups of 2, a rank keeps half of the parameters in place of an eighth.
-// - Behind the parameters each rank sends a tag: which unit it gathers, and whether it can go on. Every rank throws
-//   where tags differ. On CUDA, where reading them would stop the host, each rank checks its own parameters alone.
+//   dtypes. With 8 ranks and groups of 2, a rank keeps half of the parameters instead of an eighth.
+// - After the parameters, each rank sends a tag with the unit that it gathers and any fault. Every rank throws if tags
+//   differ. On CUDA, where reading tags would block the host, each rank checks only its own parameters.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -31,54 +32,54 @@
 
 namespace tessera {
 
-/// The names of the units of a tree, by number.
+/// Names of the units of a tree, by number.
 using UnitNames = std::shared_ptr<const std::vector<std::string>>;
 
 class AllGather {
  public:
-  /// `post_forward_ranks`: how many ranks keep a share between forward and backward; 0: none. Else collective.
+  /// `post_forward_ranks` is the group size of post-forward shards; 0: none. Collective unless 0.
   AllGather(UnitContextPtr context, const std::vector<ParamInfo>& params, int64_t post_forward_ranks);
 
   const std::shared_ptr<StreamLane>& stream() const { return stream_; }
   /// Layout of the parameters in a flat shard.
   const FlatLayout& shards() const { return shards_; }
-  /// Makes zeros for a flat shard on the device of `options`, in memory that peers read, if the group does so.
+  /// Makes zeros for a flat shard on the device of `options`, in memory that peers can read if the group supports it.
   at::Tensor new_flat_shard(const at::TensorOptions& options);
 
-  /// Issues the all-gather, of shares if this rank has one, on stream(), which has waited for the last write of the
-  /// flat shard. That has the tag, and stays as it is until wait(), in place until wait_for_readers(), and with one
-  /// rank, where finish() casts, until then. On the meta device only the tag is sent.
+  /// Issues the all-gather, of the post-forward shard if there is one, on stream(), which must have waited for the last
+  /// write of the flat shard. The shard contains the tag and must not change until wait(); if gathered in place, until
+  /// wait_for_readers(); with one rank, where finish() casts, until finish(). On the meta device, sends only the tag.
   void start(UnitParams& params, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
   void wait();
-  /// Waits, where the parameters are no longer wanted, until the all-gather is over, failed or not.
+  /// Waits until the all-gather ends, successfully or not, if the parameters are no longer needed.
   void discard();
-  /// Returns when peers have read the flat shard, before it is written. After wait(). Throws CommError.
+  /// Waits until peers have read the flat shard, so that it may be written. Call after wait(). Throws CommError.
   void wait_for_readers() { pending_.wait_for_readers(); }
-  /// Throws StateError unless all ranks sent the tag of `unit`. After wait().
+  /// Throws StateError unless all ranks sent the tag of `unit`. Call after wait().
   void check_tags(int64_t unit, const UnitNames& names) const;
-  /// Returns whether a rank's tag says `fault`, as this one's says `own`: the same on all ranks, false on CUDA.
+  /// Returns whether any rank's tag has `fault`; `own` is this rank's. Equal on all ranks; always false on CUDA.
   bool is_tagged(ShardFault fault, ShardFault own) const;
-  /// Copies the parameters, unless they are the shard's memory, and frees the buffers and the share.
+  /// Copies out the parameters, unless they use the shard's memory, and frees the buffers and the post-forward shard.
   void finish(UnitParams& params, BlockPool& pool);
-  /// Frees the buffers, and the parameters' memory of a gather in place.
+  /// Frees the buffers, and the parameters' memory of an in-place gather.
   void release(UnitParams& params);
 
   bool keeps_post_forward_shard() const { return post_forward_.has_value(); }
   bool has_post_forward_shard() const { return post_forward_shard_.defined(); }
-  /// Cuts this rank's share from the full parameters.
+  /// Copies this rank's post-forward shard from the full parameters.
   void keep_post_forward_shard(const std::vector<ShardedParam>& params, int64_t unit);
   void drop_post_forward_shard() { post_forward_shard_ = at::Tensor(); }
 
  private:
-  /// A layout that is gathered among the ranks of a group, and the buffers for it.
+  /// Layout that is gathered over a group, and its buffers.
   struct Source {
     FlatLayout layout;
-    std::shared_ptr<const ProcessGroupPtr> group;  // null where there is one rank
+    std::shared_ptr<const ProcessGroupPtr> group;  // null for one rank
     PooledBuffer sent, gathered;
 
     Source(FlatLayout flat, std::shared_ptr<const ProcessGroupPtr> among, at::Device device);
   };
-  /// Places of the ranks' tags.
+  /// Positions of the ranks' tags.
   struct TagPlaces {
     const at::Tensor& in;
     int64_t offset, stride;
@@ -107,7 +108,7 @@ class AllGather {
   StreamEvent post_forward_cut_, issued_;
   Pending pending_;
   at::Tensor gathered_;
-  TensorSegments segments_;  // of start_in_place()
+  TensorSegments segments_;  // for start_in_place()
   at::Tensor tags_;          // likewise
   std::optional<bool> group_supports_segments_;
   bool is_in_place_ = false;

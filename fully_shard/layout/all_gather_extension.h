@@ -1,6 +1,6 @@
 #pragma once
-// AllGatherExtension: what is sent of a parameter in place of its shard, such as a quantized one. Shards, gradients and
-// optimizer states stay as they are: gradients are those of the decoded parameters.
+// AllGatherExtension: replaces the shard of a parameter in all-gathers, for example by a quantized version. Shards,
+// gradients and optimizer states are unaffected; gradients are those of the decoded parameters.
 //
 //   struct Half : AllGatherExtension {                      // sends bfloat16, computes in float32
 //     int64_t encoded_bytes(int64_t numel) const override { return 2 * numel; }
@@ -13,7 +13,7 @@
 //   };
 //
 // Thread safety: called by the thread that runs the rank's forward and backward, on CUDA's current stream.
-// After fsdp_pre_all_gather and fsdp_post_all_gather of torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
+// Source: fsdp_pre_all_gather and fsdp_post_all_gather of torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,15 +28,16 @@ class AllGatherExtension {
  public:
   virtual ~AllGatherExtension() = default;
 
-  /// Returns the bytes that `numel` elements are sent in: the same on all ranks.
+  /// Returns the number of bytes that encode `numel` elements. Equal on all ranks.
   virtual int64_t encoded_bytes(int64_t numel) const = 0;
-  /// Writes `encoded`, encoded_bytes(shard.numel()) bytes, from this rank's rows, 1-D, with zeros behind.
+  /// Encodes `shard`, this rank's rows as a 1-D tensor padded with zeros, into `encoded`, which has
+  /// encoded_bytes(shard.numel()) bytes.
   virtual void pre_all_gather(const at::Tensor& shard, const at::Tensor& encoded) const = 0;
-  /// Writes `decoded`, 1-D in the compute dtype, from what some rank has encoded.
+  /// Decodes a rank's `encoded` into `decoded`, 1-D in the compute dtype.
   virtual void post_all_gather(const at::Tensor& encoded, const at::Tensor& decoded) const = 0;
 };
 
-/// Gives the extension of a parameter by its name in the unit; null: it is sent in the compute dtype.
+/// Returns the extension of a parameter by its name in the unit, or null to send it in the compute dtype.
 using AllGatherExtensionFn =
     std::function<std::shared_ptr<const AllGatherExtension>(const at::Tensor& param, const std::string& name)>;
 

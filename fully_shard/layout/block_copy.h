@@ -4,8 +4,8 @@
 //   for (i ...) copier.from_flat(params[i], gathered, copies[i]);   // copy-out of an all-gather
 //   copier.run();
 //
-// Of one dtype on the CPU it is memcpy, without the overhead of ops. On a GPU all copies and zeros are one kernel
-// (kernel_copies.h), else one _foreach_copy_, with the cast.
+// On the CPU, copies of one dtype use memcpy, without the overhead of ops. On a GPU, all copies and zeros are one
+// kernel (kernel_copies.h). Otherwise they are one _foreach_copy_, which includes the cast.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-/// Tensors are contiguous. No version counter changes. Nothing may be read before run().
+/// Collects copies between contiguous tensors. Version counters do not change. Do not read results before run().
 class BlockCopier {
  public:
   void from_flat(const at::Tensor& param, const at::Tensor& flat, std::span<const BlockCopy> copies);
@@ -29,7 +29,7 @@ class BlockCopier {
  private:
   void add(const at::Tensor& to, const at::Tensor& from, const CopyShape& shape);
 
-  std::vector<TensorCopy> copies_;  // that run() starts
+  std::vector<TensorCopy> copies_;  // started by run()
 };
 
 }  // namespace tessera

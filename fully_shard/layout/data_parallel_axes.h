@@ -1,5 +1,5 @@
 #pragma once
-// DataParallelAxes: the axes of a mesh that carry a unit's shards and its replicas.
+// DataParallelAxes: the mesh axes for a unit's shards and replicas.
 //
 //   fully_shard, mesh {dp: 4}                shards over dp
 //   fully_shard, mesh {replicate: 2, dp: 4}  shards over dp, replicas over replicate (HSDP)

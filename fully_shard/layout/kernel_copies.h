@@ -1,6 +1,5 @@
 #pragma once
-// Strided copies between tensors of a GPU as kernels of their own (cuda/multi_copy.h), where this build has them
-// (--config=cuda).
+// Strided copies between GPU tensors with custom kernels (cuda/multi_copy.h), if this build has them (--config=cuda).
 
 #include <ATen/core/Tensor.h>
 
@@ -10,15 +9,15 @@
 
 namespace tessera {
 
-/// Tensors are contiguous. An undefined `from` stands for zeros.
+/// Copy between contiguous tensors. An undefined `from` means zeros.
 struct TensorCopy {
   at::Tensor to;
   at::Tensor from;
   CopyShape shape;
 };
 
-/// Launches them on the current stream, and returns true. Returns false, and does nothing, in a build without kernels,
-/// and where one of the copies is not within one GPU or between dtypes that have no kernel.
+/// Launches the copies on the current stream and returns true. Returns false, without copying, in a build without
+/// kernels, or if a copy is not within one GPU or has dtypes without a kernel.
 bool copy_by_kernels(std::span<const TensorCopy> copies);
 
 }  // namespace tessera

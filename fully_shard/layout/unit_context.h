@@ -1,5 +1,5 @@
 #pragma once
-// UnitContext: what the parts of one unit's engine have in common.
+// UnitContext: values shared by the components of one unit's engine.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,17 +12,17 @@
 namespace tessera {
 
 struct UnitContext {
-  std::string api;  // the function that the user called, for messages
+  std::string api;  // function that the user called, for messages
   DataParallelAxes axes;
-  at::Device device;                           // of the full parameters
-  at::TensorOptions shard_options;             // of shards and their gradients, except for their dtype
-  std::optional<at::ScalarType> reduce_dtype;  // of gradients; none: that of the parameters
+  at::Device device;                           // device of full parameters
+  at::TensorOptions shard_options;             // options of shards and their gradients, except the dtype
+  std::optional<at::ScalarType> reduce_dtype;  // for gradients; nullopt: the parameters' dtype
 
-  /// Returns whether shards and their gradients lie elsewhere than full parameters.
+  /// Returns whether shards and their gradients are on a different device than full parameters.
   bool is_offloaded() const { return shard_options.device() != device; }
 };
 
-/// Shared by the parts.
+/// Handle shared by the components.
 using UnitContextPtr = std::shared_ptr<const UnitContext>;
 
 }  // namespace tessera

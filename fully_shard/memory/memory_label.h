@@ -1,9 +1,9 @@
 #pragma once
-// What memory is for, told to those that watch allocations (debug/memory_timeline.h).
+// Labels allocations with their purpose for observers (debug/memory_timeline.h).
 //
-//   const MemoryLabel label(MemoryUse::GatheredParameters, "block0");   // of what this thread allocates from here on
+//   const MemoryLabel label(MemoryUse::GatheredParameters, "block0");   // applies to this thread's allocations
 //
-// Thread safety: everything is the calling thread's.
+// Thread safety: all state belongs to the calling thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace tessera {
 
 enum class MemoryUse : uint8_t { Other, GatheredParameters, Gradients };
 
-/// Scopes nest, and the innermost one applies. `unit` must outlive the scope.
+/// Scope that labels allocations. Scopes nest; the innermost applies. `unit` must outlive the scope.
 class MemoryLabel {
  public:
   MemoryLabel(MemoryUse use, std::string_view unit);
@@ -31,19 +31,19 @@ class MemoryLabel {
 
 enum class PoolStep : uint8_t {
   Acquired,
-  Released,  // the pool keeps it
-  Dropped,   // the pool gives it to the allocator
+  Released,  // back in the pool
+  Dropped,   // returned to the allocator
 };
 
-/// Learns what becomes of a pool's blocks, which allocators do not see. The thread's c10::MemoryReportingInfoBase is
-/// asked whether it is one.
+/// Observes a pool's blocks, which allocators do not see. Found by a dynamic_cast of the thread's
+/// c10::MemoryReportingInfoBase.
 class PoolObserver {
  public:
   virtual ~PoolObserver() = default;
   virtual void on_pool_block(const void* memory, size_t bytes, PoolStep step) = 0;
 };
 
-/// Calls the thread's observer, if there is one.
+/// Notifies the thread's observer, if there is one.
 void report_pool_block(const void* memory, size_t bytes, PoolStep step);
 
 }  // namespace tessera

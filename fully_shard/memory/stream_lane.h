@@ -1,6 +1,6 @@
 #pragma once
-// StreamLane: a stream beside the computing one, and memory that goes between the two. Does nothing on devices without
-// streams. All units of a rank share one lane of each kind:
+// StreamLane: a side stream, and memory shared with the compute stream. Does nothing on devices without streams. All
+// units of a rank share one lane of each kind:
 //
 //   computing                      ReduceScatter                   AllReduce
 //   copy-in i, reduce-scatter i
@@ -8,9 +8,9 @@
 //   waits for reduce-scatter i
 //   copy-in, reduce-scatter i + 1
 //
-// Memory that another stream was given work with may not be used again before that work is done. To wait for that at
-// once would wait for everything queued there. So memory stays until the next is deferred. Nothing needs record_stream.
-// After FSDPCommContext and AllGatherState of torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
+// Memory used by another stream must not be reused before that work is done. Waiting at once would wait for everything
+// queued on that stream, so each buffer is kept until the next one is deferred. This replaces record_stream. Source:
+// FSDPCommContext and AllGatherState of torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -51,19 +51,19 @@ class StreamLane {
   };
 
   bool exists() const { return stream_.has_value(); }
-  /// Makes later work of the lane wait for what the current stream was given so far.
+  /// Makes later work of the lane wait for the work queued so far on the current stream.
   void wait_for_current() const { wait_for(StreamEvent::here(device_)); }
   void wait_for(const StreamEvent& mark) const;
-  /// Returns an event after what the lane was given.
+  /// Returns an event after the work queued so far on the lane.
   StreamEvent mark() const;
 
-  /// Frees memory that was taken in a Scope after the work that the current stream was given with it.
+  /// Frees memory that was allocated in a Scope, after the work queued with it on the current stream.
   void defer_free(StreamMemory memory);
-  /// Does the same for memory of the computing stream that the lane was given work with.
+  /// Does the same for memory of the compute stream that the lane's work uses.
   void defer_free_of_current(c10::DataPtr memory);
-  /// Makes the owner of deferred memory wait for the work on it, and frees it.
+  /// Makes the owner of deferred memory wait for the work that uses it, and frees it.
   void end_deferred();
-  /// Makes the current stream wait for all that the lane was given. Ends what is deferred.
+  /// Makes the current stream wait for all work of the lane. Frees deferred memory.
   void drain();
 
  private:
@@ -72,18 +72,18 @@ class StreamLane {
   c10::Device device_;
   std::optional<c10::Stream> stream_;
   StreamMemory memory_;
-  StreamEvent used_;                  // after the work on it
-  std::optional<c10::Stream> owner_;  // of it; none: the calling thread's current stream
+  StreamEvent used_;                  // after the work that uses the deferred memory
+  std::optional<c10::Stream> owner_;  // of that memory; none: the calling thread's current stream
 };
 
 enum class LaneKind {
-  Gather,         // all-gathers and the casts before them
-  ReduceScatter,  // waits for it; without replicas also divides, adds and casts
-  AllReduce,      // the same of the all-reduce over replicas
-  HostCopy,       // of gradients
+  Gather,         // all-gathers, and the casts before them
+  ReduceScatter,  // waits for it; without replicas, also divides, adds and casts
+  AllReduce,      // the same for the all-reduce over replicas
+  HostCopy,       // copies gradients to the host
 };
 
-/// Returns the calling rank's lane of this kind on `device`.
+/// Returns the calling rank's lane of a kind on `device`.
 std::shared_ptr<StreamLane> shared_lane(LaneKind kind, c10::Device device);
 
 }  // namespace tessera

@@ -1,13 +1,13 @@
 #pragma once
-// UnitParams: the parameters of one unit, their memory, and what must hold of them from step to step.
+// UnitParams: the parameters of one unit, their memory, and invariants between steps.
 //
-// Shards are views of one flat buffer (flat_layout.h) with the tag behind them (gather_tag.h), so the all-gather has no
-// copy-in. Full parameters lie in one block of the pool. Example, a weight of 663 elements and a bias of 13 in float32
-// on the CPU: the block has the weight in bytes 0-2651, the bias in 2688-2739, and ends at 2752.
+// Shards are views of one flat buffer (flat_layout.h), followed by the tag (gather_tag.h), so the all-gather needs no
+// copy-in. Full parameters share one block of the pool. Example: for a weight of 663 elements and a bias of 13 in
+// float32 on the CPU, the block has the weight in bytes 0-2651 and the bias in 2688-2739, and ends at 2752.
 //
-//   gather           fault() goes into the tag, so that the other ranks hear of it; note_gather()
-//   its end          check_usable(): this rank's own fault, by the parameter's name; expect_no_writes()
-//   forward          lost_write(); expect_no_writes() ... check_not_written(); versions() are kept for its backward
+//   gather           fault() goes into the tag, which informs the other ranks; note_gather()
+//   end of gather    check_usable() reports this rank's own fault by parameter name; expect_no_writes()
+//   forward          lost_write(); expect_no_writes() ... check_not_written(); keeps versions() for its backward
 //   backward         lost_write(); has_changed_since(versions), check_unchanged_since(versions)
 //   reshard          lost_write()
 //
@@ -23,7 +23,7 @@
 
 namespace tessera {
 
-/// Versions of the shards that a forward computed with.
+/// Versions of the shards that a forward used.
 struct ParamVersions {
   std::vector<int64_t> each;
   int64_t sum = 0;
@@ -31,7 +31,7 @@ struct ParamVersions {
 
 class UnitParams {
  public:
-  /// Shards `params` into `flat_shard`, zeros as `layout` says. `is_alias`: the full parameters are its memory.
+  /// Shards `params` into `flat_shard`, zeros in `layout`. `is_alias`: the full parameters use its memory.
   UnitParams(const std::vector<ParamInfo>& params, const FlatLayout& layout, at::Tensor flat_shard,
              const UnitContext& context, bool is_alias);
   UnitParams(const UnitParams&) = delete;
@@ -44,12 +44,12 @@ class UnitParams {
   const at::Tensor& flat_shard() const { return flat_shard_; }
   bool is_on_meta() const { return flat_shard_.is_meta(); }
   bool is_alias() const { return is_alias_; }
-  /// Moves the shards to `flat_shard`, zeros as `layout` says. Only while sharded.
+  /// Moves the shards to `flat_shard`, zeros in `layout`. Only while sharded.
   void move_to(const FlatLayout& layout, at::Tensor flat_shard);
-  /// Writes the tag into the flat shard, which must not be read meanwhile.
+  /// Writes the tag into the flat shard, which must not be read at the same time.
   void tag(const GatherTag& tag);
 
-  /// Gives the full parameters memory; contents are undefined. Not where is_alias().
+  /// Allocates the full parameters, with undefined contents. Not if is_alias().
   void take_memory(BlockPool& pool);
   void drop_memory();
   void to_unsharded();
@@ -59,28 +59,29 @@ class UnitParams {
   /// Returns whether `tensor` shares memory with a full parameter.
   bool lends_memory_to(const at::Tensor& tensor) const;
 
-  /// Says why the parameters cannot be gathered at all.
+  /// Returns the reason that the parameters cannot be gathered, if any.
   ShardFault fault() const;
   /// Throws StateError if there is such a reason.
   void check_usable() const;
 
-  /// Notes the values of the shards, which the full parameters will have.
+  /// Records the version of the shards that the full parameters will have.
   void note_gather() { gathered_version_ = version(); }
   /// Returns whether shards were written since note_gather().
   bool has_newer_shards() const { return version() != gathered_version_; }
 
   ParamVersions versions() const;
-  /// Returns whether a shard changed since versions() gave `versions`.
+  /// Returns whether a shard changed since versions() returned `versions`.
   bool has_changed_since(const ParamVersions& versions) const { return version() != versions.sum; }
-  /// Throws StateError if one did.
+  /// Throws StateError if a shard changed since then.
   void check_unchanged_since(const ParamVersions& versions) const;
 
-  /// Expects that full parameters are not written from now on. While unsharded.
+  /// Records versions, so that later writes of full parameters are detected. While unsharded.
   void expect_no_writes();
-  /// Throws StateError if forward wrote one since, where its shards would not keep that, or its replicas not have it.
+  /// Throws StateError if forward wrote a full parameter since then, and its shards or replicas would not have the
+  /// change.
   void check_not_written() const;
-  /// Says which write since expect_no_writes() is lost when the full parameters go; empty if none is. Writes through
-  /// data(), which counts none, are not seen.
+  /// Returns a message about a write since expect_no_writes() that will be lost with the full parameters, or "". Does
+  /// not detect writes through data(), which count no version.
   std::string lost_write() const;
 
  private:
@@ -89,10 +90,11 @@ class UnitParams {
   std::string api_;
   std::vector<ShardedParam> params_;
   at::Tensor flat_shard_;
-  GatherTag tag_;                       // in flat_shard_
-  std::vector<size_t> memory_offsets_;  // of the full parameters in their block, in bytes; its size at the end
+  GatherTag tag_;                       // stored in flat_shard_
+  std::vector<size_t> memory_offsets_;  // of full parameters in their block, in bytes, then the block's size
   bool is_alias_;
-  bool keeps_writes_;  // to a full parameter: they are not lost, and no replica would have others
+  bool
+      keeps_writes_;  // whether writes to a full parameter reach its shard, and there are no replicas to differ from it
   int64_t gathered_version_ = 0;
 };
 

@@ -1,9 +1,9 @@
 #pragma once
-// FlatGradient: one buffer of a unit's sharded gradients, whose views are the parameters' DTensor gradients. It is used
-// again once nothing else refers to them (after zero_grad()), and is then itself the result of the reduction:
+// FlatGradient: a buffer of a unit's sharded gradients; its views are the parameters' DTensor gradients. It is reused
+// once nothing else refers to them (after zero_grad()), and the reduction then writes to it directly:
 //
 //   if (flat.can_be_result(params, dtype)) reduce to flat.ensure(params);
-//   flat.hand_out(result, params, used, stream);        // the parameters have their gradients, or the sum
+//   flat.hand_out(result, params, used, stream);        // sets the parameters' gradients, or adds to them
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -19,7 +19,7 @@ namespace tessera {
 
 /// This rank's rows of one parameter's gradient.
 struct GradientPiece {
-  size_t param = 0;  // its place among the parameters
+  size_t param = 0;  // index of the parameter
   int64_t offset = 0, numel = 0;
   bool operator==(const GradientPiece&) const = default;
 };
@@ -27,17 +27,17 @@ struct GradientPiece {
 class FlatGradient {
  public:
   FlatGradient() = default;
-  /// `options`: of the gradients, whose dtype is the parameters'.
+  /// `options` are those of the gradients, with the dtype of the parameters.
   FlatGradient(std::vector<GradientPiece> pieces, int64_t numel, const at::TensorOptions& options);
 
-  /// Returns whether a result in `dtype` can be the flat gradient: nothing is added to it and nothing cast.
+  /// Returns whether a result in `dtype` can be written to the flat gradient: no addition or cast is needed.
   bool can_be_result(std::span<const ShardedParam> params, at::ScalarType dtype) const;
-  /// Returns the buffer, a new one where others have gradients of the last. Contents are undefined.
+  /// Returns the buffer, or a new one if gradients of the last one are still in use. Contents are undefined.
   const at::Tensor& ensure(std::span<const ShardedParam> params);
-  /// Leaves the buffer to a collective that failed; the parameters keep their gradients.
+  /// Abandons the buffer to a failed collective. Parameters keep their gradients.
   void leave_memory();
-  /// Gives the parameters that are `used` their gradients: what ensure() returned, or other elements, which are added
-  /// or copied on `stream`. Others get what they had before backward.
+  /// Sets the gradients of `used` parameters from `result`: either the tensor of ensure(), or elements to add or copy
+  /// on `stream`. Other parameters get their gradients from before backward.
   void hand_out(const at::Tensor& result, std::span<ShardedParam> params, const std::vector<bool>& used,
                 StreamLane& stream);
 
@@ -50,7 +50,7 @@ class FlatGradient {
   int64_t numel_ = 0;
   at::TensorOptions options_;
   at::Tensor flat_;
-  std::vector<at::Tensor> grads_;  // one a piece
+  std::vector<at::Tensor> grads_;  // one per piece
 };
 
 }  // namespace tessera

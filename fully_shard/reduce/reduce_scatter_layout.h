@@ -1,13 +1,14 @@
 #pragma once
-// ReduceScatterLayout: what a rank sends in one reduction. The gradients of trained parameters are laid out as the flat
-// shards are; behind them are two flags a parameter: whether it is frozen, and whether it has a gradient at all.
-// Example, over 2 ranks, a weight [5, 3] and a bias [2] of which this rank has no gradient (param_layout.h):
+// ReduceScatterLayout: the data that a rank sends in one reduction. Gradients of trained parameters have the layout of
+// flat shards. Two flags per parameter follow: whether it is frozen, and whether it has a gradient. Example, over 2
+// ranks, a weight [5, 3] and a bias [2] without a gradient on this rank (param_layout.h):
 //
 //   to rank 0   weight's rows 0-2 (9) | 7 zeros | 0 | 7 zeros | frozen 0 0 | has one 1 0 | 4 zeros     32 elements
 //   to rank 1   weight's rows 3-4 (6) | 10 zeros | 0 | 7 zeros | frozen 0 0 | has one 1 0 | 4 zeros    32 elements
 //
-// The sums of the second flags tell every rank which parameters some rank used: others keep an undefined gradient, and
-// sizes never depend on it (compare pytorch issue 170667). Those of the first show ranks that freeze different ones.
+// The sums of the second flags tell every rank which parameters any rank used; the others keep an undefined gradient.
+// Sizes do not depend on this (compare pytorch issue 170667). The sums of the first flags reveal ranks that freeze
+// different parameters.
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -25,7 +26,7 @@
 
 namespace tessera {
 
-/// Returns the elements behind the gradients, for so many parameters, frozen ones included.
+/// Returns the number of elements after the gradients, for `num_params` parameters including frozen ones.
 inline int64_t gradient_flags_numel(int64_t num_params) {
   return aligned_numel(2 * num_params);
 }
@@ -33,15 +34,15 @@ inline int64_t gradient_flags_numel(int64_t num_params) {
 class ReduceScatterLayout {
  public:
   ReduceScatterLayout() = default;
-  /// Lays out those of `params` that require a gradient now: one or more, of one dtype.
+  /// Lays out the parameters that require a gradient now: at least one, all of one dtype.
   ReduceScatterLayout(std::span<const ShardedParam> params, const UnitContext& context);
 
-  /// Returns whether the same ones of `params` require a gradient.
+  /// Returns whether the same parameters still require a gradient.
   bool matches(std::span<const ShardedParam> params) const;
-  /// Returns the places of this rank's gradients in the result.
+  /// Returns the positions of this rank's gradients in the result.
   std::vector<GradientPiece> pieces(int64_t rank) const;
 
-  /// Elements for one rank, and those before the flags.
+  /// Returns the number of elements for one rank, and the number before the flags.
   int64_t numel() const { return numel_; }
   int64_t gradients_numel() const { return layout_.shard_numel; }
   const at::TensorOptions& options() const { return options_; }
@@ -49,19 +50,19 @@ class ReduceScatterLayout {
 
   /// Takes the parameters' unsharded gradients. Collective with tensor parallelism.
   void collect(std::span<ShardedParam> params);
-  /// Returns whether they can be sent from where they are: the group takes segments, and nothing is cast.
+  /// Returns whether the gradients can be sent in place: the group supports segments, and no cast is needed.
   bool can_be_segments() const;
-  /// Returns what was collected, to be sent from where it is, with zeros for what is missing.
+  /// Returns the collected gradients, to be sent in place, with zeros for missing ones.
   TensorSegments take_segments();
-  /// Copies what was collected to `buffer`, numel() elements for each rank.
+  /// Copies the collected gradients to `buffer`, which has numel() elements per rank.
   void copy_to(const at::Tensor& buffer);
   void clear() { grads_.clear(); }
-  /// Leaves the memory of take_segments() to a collective that failed.
+  /// Abandons the memory of take_segments() to a failed collective.
   void leave_memory() { flags_ = at::Tensor(); }
 
-  /// Returns which of the sent parameters got a gradient on any rank. `result` is what this rank received.
+  /// Returns which of the sent parameters had a gradient on any rank, from the `result` that this rank received.
   std::vector<bool> used(const at::Tensor& result) const;
-  /// Returns the index of a parameter that is sent and that another rank has frozen, if the result is on the host.
+  /// Returns the index of a sent parameter that another rank froze, if the result is on the host.
   std::optional<size_t> frozen_elsewhere(const at::Tensor& result) const;
   size_t size() const { return members_.size(); }
 
@@ -72,18 +73,18 @@ class ReduceScatterLayout {
   void write_host_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const;
   const float* host_flags(const at::Tensor& result, at::Tensor& host) const;
 
-  std::vector<bool> trainable_;  // of all parameters
-  std::vector<size_t> members_;  // the places of those that are sent
+  std::vector<bool> trainable_;  // for all parameters
+  std::vector<size_t> members_;  // indices of the sent parameters
   ParamLayout layout_;
   int64_t numel_ = 0;
   at::TensorOptions options_;
   std::vector<std::vector<BlockCopy>> copies_;
   std::vector<FlatRange> unused_;
-  bool is_read_on_host_ = true;           // the result: then the flags of frozen parameters are of use
-  bool group_supports_segments_ = false;  // and the gradients lie as parts do
-  std::vector<at::Tensor> grads_;         // of the members, collected
+  bool is_read_on_host_ = true;  // whether the host reads the result, as the flags of frozen parameters require
+  bool group_supports_segments_ = false;  // and gradients are laid out as segments
+  std::vector<at::Tensor> grads_;         // collected gradients of the members
   std::vector<bool> has_grad_;            // which members had one on this rank
-  at::Tensor flags_;                      // for all ranks, where gradients are sent in place
+  at::Tensor flags_;                      // for all ranks, if gradients are sent in place
 };
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
-// Sums over ranks by a binary tree, of which each rank has an aligned part: the sum does not depend on how many ranks
-// share the tree. Example, a tree of 8 parts, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)):
+// Sums over ranks by a binary tree, in which each rank has an aligned range of parts, so that the sum does not depend
+// on the number of ranks. Example, a tree of 8 parts, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)):
 //
 //   3 ranks   {0, 1, 2, 3} {4, 5} {6, 7}       r0 + (r1 + r2)
 //   4 ranks   {0, 1} {2, 3} {4, 5} {6, 7}      (r0 + r1) + (r2 + r3)
@@ -21,14 +21,14 @@ struct TreeParts {
   bool operator==(const TreeParts&) const = default;
 };
 
-/// Returns the parts of a rank: an aligned power of two of them. Needs a power of two `parts`, at least least_parts().
+/// Returns the parts of a rank, an aligned power of two of them. `parts` is a power of two, at least least_parts().
 TreeParts tree_parts(int64_t rank, int64_t ranks, int64_t parts);
 
-/// Returns the smallest power of two that is not below `ranks`.
+/// Returns the smallest power of two that is at least `ranks`.
 int64_t least_parts(int64_t ranks);
 
-/// Like reduce_scatter_async() and all_reduce_async() of Sum, in the order of the tree. All ranks wait in one order, as
-/// wait() of the all-reduce gathers.
+/// Like reduce_scatter_async() and all_reduce_async() with Sum, in the order of the tree. All ranks must wait in the
+/// same order, because wait() of the all-reduce gathers.
 Pending tree_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                             const ProcessGroupPtr& group);
 Pending tree_all_reduce(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group);

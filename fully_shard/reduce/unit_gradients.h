@@ -1,14 +1,14 @@
 #pragma once
-// UnitGradients: the gradients of a unit's parameters, until reducers have them.
+// UnitGradients: the gradients of a unit's parameters, before reducers take them.
 //
 //   begin() → autograd accumulates → next() or next_complete(), whose reducers collect()
-//                                  → keep()                without communication, for a later backward's
+//                                  → keep()                without communication, for a later backward
 //                                  → release()             after a backward that failed
 //
-// A unit of replicate that is alone in its tree has several reducers, each for a bucket: backward computes the
-// gradients of the last parameters first, which are reduced while it goes on. Example, parameters of 3, 3, 1 and 5 MiB,
-// at most 6 MiB together: buckets {5}, {1, 3} and {3}. Buckets start in their order on every rank, in whichever order
-// gradients come; the end of backward starts the rest. After torch/csrc/distributed/c10d/reducer.hpp.
+// A replicate unit that is alone in its tree has one reducer per bucket. Backward computes the gradients of the last
+// parameters first, and they are reduced while it continues. Example: parameters of 3, 3, 1 and 5 MiB with a limit of 6
+// MiB form the buckets {5}, {1, 3} and {3}. Buckets start in the same order on every rank, whatever the order of
+// gradients; the end of backward starts the rest. Source: torch/csrc/distributed/c10d/reducer.hpp.
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -23,49 +23,49 @@
 
 namespace tessera {
 
-/// Cap of the first all-reduce of a backward, which starts early.
+/// Size limit of the first all-reduce of a backward, which starts early.
 inline constexpr int64_t kFirstBucketBytes = int64_t{1024} * 1024;
 
-/// Returns the lengths of runs of at most `cap` bytes (the first: kFirstBucketBytes), from the last parameter on.
-/// {3, 3, 1, 5} MiB and 6 MiB: {1, 2, 1}.
+/// Returns the lengths of runs of at most `cap` bytes (kFirstBucketBytes for the first), starting at the last
+/// parameter. For {3, 3, 1, 5} MiB and 6 MiB: {1, 2, 1}.
 std::vector<size_t> cut_by_bytes(const std::vector<int64_t>& bytes, int64_t cap);
 
 class UnitGradients {
  public:
-  /// `params` outlive it. `bucket_bytes`: as in ParamGroup::Options.
+  /// `params` must outlive this. `bucket_bytes` is that of ParamGroup::Options.
   UnitGradients(UnitParams& params, UnitContextPtr context, int64_t bucket_bytes);
   UnitGradients(const UnitGradients&) = delete;
   UnitGradients& operator=(const UnitGradients&) = delete;
 
   void set_reporter(std::function<void(FSDPEventKind)> report) { report_ = std::move(report); }
-  /// Says whether no other unit of the tree has parameters, so that these get buckets. Only while nothing is in flight.
+  /// Sets whether no other unit of the tree has parameters, so that this one uses buckets. Only with nothing in flight.
   void set_alone(bool is_alone);
   int64_t bucket_bytes() const { return bucket_bytes_; }
 
   /// Stashes the sharded gradients of trained parameters, so that backward accumulates unsharded ones.
   void begin();
   void restore();
-  /// Keeps the accumulated gradients for a later reduction, without communication.
+  /// Keeps the accumulated gradients for a later reduction. Does not communicate.
   void keep();
-  /// Drops unsharded gradients and restores the sharded ones after a backward that failed. Does not wait.
+  /// Drops unsharded gradients and restores the sharded ones after a failed backward. Does not wait.
   void release();
-  /// Does the same, and waits for reductions in flight and discards them.
+  /// Does the same, and also waits for reductions in flight and discards them.
   void abort();
 
   bool has_buckets() const { return buckets_.size() > 1; }
-  /// Notes that the gradient of a parameter is complete.
+  /// Records that the gradient of a parameter is complete.
   void arrived(size_t param);
-  /// Returns the next reducer, null after the last one. Throws StateError if parameters of several dtypes are trained.
+  /// Returns the next reducer, or null after the last. Throws StateError if trained parameters have several dtypes.
   GradientReducer* next();
-  /// Returns the same if all its gradients are there, else null.
+  /// Returns the next reducer if all its gradients are complete, else null.
   GradientReducer* next_complete();
   bool is_reducing() const;
 
-  /// Throws StateError if a parameter was frozen while its gradient waits for the reduction.
+  /// Throws StateError if a parameter was frozen while its gradient was waiting for the reduction.
   void check_none_frozen_since() const;
-  /// Throws StateError if the bucket of a parameter whose gradient arrived was taken already, in an outer backward.
+  /// Throws StateError if an outer backward already took the bucket of a parameter whose gradient arrived.
   void check_not_taken(size_t param) const;
-  /// Adds the sizes in bytes of gradients that peers can read in place, if these are in shared memory.
+  /// Adds the sizes in bytes of gradients that peers can read in place, if they are in shared memory.
   void add_exposed(std::vector<size_t>& bytes) const;
 
  private:

@@ -7,7 +7,7 @@
 //     return dynamic_cast<BlockImpl*>(&module) != nullptr;                          // many modules
 //   });
 //
-// Call it between parallelize_module and fully_shard. Regions may nest, and must compute the same when they run again;
+// Call it between parallelize_module and fully_shard. Regions may nest, and must compute the same results when rerun;
 // docs/semantics.md covers random numbers and side effects. Results are bit-equal to those without checkpointing.
 // Thread safety: one thread per rank; backward may run in autograd's threads.
 // Source: torch.utils.checkpoint (use_reentrant=False) and torch.distributed.algorithms._checkpoint.
@@ -32,7 +32,8 @@ void run_checkpointed(const std::function<void()>& forward, std::unique_ptr<Reco
                       const CheckpointOptions& options);
 }  // namespace detail
 
-/// Calls `function(args...)` as a checkpointed region and returns its result. Both are copied (tensors by handle). What
+/// Calls `function(args...)` as a checkpointed region and returns its result. Both are copied (tensors by handle).
+/// Variables that
 /// `function` captures by reference must outlive backward. Arguments that contain pointers or views do not compile.
 /// Throws NotImplementedError for arguments that share tensors in other ways, and for random numbers of plain tensors
 /// if ranks are threads. Backward throws StateError if the second forward differs from the first.

@@ -12,17 +12,17 @@ struct CheckpointOptions {
   OpList ops_to_save = {};         // keep results of these ops (saved_ops.h), except in inner regions
 };
 
-/// Says which of a module's activations are computed again in backward.
+/// Which activations of a module backward recomputes.
 enum class Recompute {
   None,
-  Selective,  // all but results of matrix products and attention
-  Full,       // all but the module's inputs
+  Selective,  // all except results of matrix products and attention
+  Full,       // all except the module's inputs
 };
 
 /// Returns "none", "selective" or "full".
 const char* to_string(Recompute recompute);
 
-/// Returns options for checkpoint_module that recompute what `recompute`, which is not None, says.
+/// Returns options for checkpoint_module. `recompute` must not be None.
 CheckpointOptions checkpoint_options(Recompute recompute);
 
 }  // namespace tessera

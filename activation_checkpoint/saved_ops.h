@@ -34,7 +34,7 @@ class OpList {
   std::shared_ptr<const std::unordered_set<c10::OperatorName>> ops_;
 };
 
-/// Results of a region's ops. Thread safety: for the thread that runs a forward of the region.
+/// Saved results of a region's ops. Thread safety: for the thread that runs a forward of the region.
 class SavedOps {
  public:
   explicit SavedOps(OpList list) : list_(std::move(list)) {}

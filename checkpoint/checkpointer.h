@@ -44,13 +44,13 @@ class Checkpointer {  // owns the background thread
   void async_save(int64_t step, const State& state);
   void wait();  // waits for the save in flight and throws its error
 
-  /// Saves an in-memory checkpoint in place of the one before, which stays whole until then. For steps that are not
-  /// saved otherwise (docs/reliability.md). Collective. Does not wait for a save in flight. Throws like save(),
-  /// StateError without a memory_folder, and CheckpointError if that is full.
+  /// Saves an in-memory checkpoint, replacing the previous one once complete. Use it for steps without another save
+  /// (docs/reliability.md). Collective. Does not wait for a save in flight. Throws like save(), StateError without a
+  /// memory_folder, and CheckpointError if that folder is full.
   void save_in_memory(int64_t step, const State& state);
 
-  /// Loads what latest_valid() finds into model, optimizer, values of `user`, and saved random generators. Returns its
-  /// step, or 0 if there is none. Collective. Throws like latest_valid(), load() and set_optimizer_state_dict().
+  /// Loads the latest_valid() checkpoint into model, optimizer, values of `user`, and saved random generators. Returns
+  /// its step, or 0 if there is none. Collective. Throws like latest_valid(), load() and set_optimizer_state_dict().
   int64_t resume_or_start(ModuleRef model, torch::optim::Optimizer& optimizer, StateDict& user);
 
   void resume_at(int64_t step);  // training continues from this step; collective; throws ValueError like save()
@@ -69,10 +69,10 @@ class Checkpointer {  // owns the background thread
   std::unique_ptr<Impl> impl_;
 };
 
-/// Returns what resume_or_start() loads, with copies of the states of random generators.
+/// Returns the state that resume_or_start() loads, with copies of the states of random generators.
 State training_state(ModuleRef model, torch::optim::Optimizer& optimizer, StateDict user = {});
 
-/// Like Checkpointer::latest(), for any folder. With `keep_last = 1`, a save in flight may remove what it returns.
+/// Like Checkpointer::latest(), for any folder. With `keep_last = 1`, a save in flight may remove the result.
 std::optional<std::string> latest(const std::string& folder);
 
 }  // namespace tessera::dcp

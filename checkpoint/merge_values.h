@@ -13,7 +13,7 @@
 
 namespace tessera::dcp {
 
-/// Returns a text that is equal for equal values. Throws ValueError for text that is not UTF-8.
+/// Returns a string that is equal for equal values. Throws ValueError for text that is not UTF-8.
 std::string summarize_values(const std::map<Section, Values>& values);
 
 /// Returns the values of all ranks on rank 0, and `own` elsewhere. Collective. Throws ValueError on every rank if a key

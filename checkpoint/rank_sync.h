@@ -1,6 +1,6 @@
 #pragma once
 // Synchronizes the ranks of a save or load, and turns an error on one rank into an error on all. Internal to this
-// package. Thread safety: one thread at a time; a background thread needs a RankSync with a group of its own.
+// package. Thread safety: one thread at a time; a background thread needs a RankSync with a separate group.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The checkpoints of a run in a folder, by step: step-00000100 and so on. For rank 0. Internal to this package.
+// Checkpoints of a run in a folder, named by step: step-00000100 and so on. For rank 0. Internal to this package.
 
 #include <compare>
 #include <cstdint>
@@ -10,31 +10,31 @@
 namespace tessera::dcp {
 
 std::string step_path(const std::string& folder, int64_t step);
-int64_t step_of(const std::string& path);  // the reverse
+int64_t step_of(const std::string& path);  // the inverse
 
-/// "step-<digits>" in the folder.
+/// Entry "step-<digits>" of the folder.
 struct StepFolder {
   int64_t step = 0;
   std::string path;
-  // clang-tidy takes what the default compares with, a 0, for a null pointer.
+  // clang-tidy mistakes the 0 that the default compares with for a null pointer.
   auto operator<=>(const StepFolder&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 constexpr int64_t kAnyStep = std::numeric_limits<int64_t>::max();
 
-/// Returns the whole checkpoints up to a step, oldest first; none where there is no such folder yet. Throws
+/// Returns the complete checkpoints up to a step, oldest first; none if the folder does not exist. Throws
 /// CheckpointError if the folder cannot be listed.
 std::vector<StepFolder> whole_checkpoints(const std::string& folder, int64_t last_step = kAnyStep);
 
-/// Gives what is of a later step a name that no step has, and warns of it.
+/// Renames the entries of later steps so that they no longer match a step, and logs a warning.
 void set_aside_later(const std::string& folder, int64_t step);
-void remove_later(const std::string& folder, int64_t step);  // removes it instead
+void remove_later(const std::string& folder, int64_t step);  // removes them instead
 
-/// Removes all checkpoints but `saved` and the last `keep_last` - 1 others, if `keep_last` is not 0: what was just
-/// saved stays also where its step is lower than theirs.
+/// Removes all checkpoints except `saved` and the `keep_last` - 1 latest others; does nothing if `keep_last` is 0.
+/// `saved` stays even if its step is lower than theirs.
 void remove_old(const std::string& folder, const std::string& saved, int64_t keep_last);
 
-/// Removes what killed saves and removals have left. To be called before a save, which may need the room.
+/// Removes remains of interrupted saves and removals. Call it before a save, which may need the space.
 void remove_leftovers_of_run(const std::string& folder);
 
 }  // namespace tessera::dcp

@@ -38,8 +38,8 @@ struct PlannedSave {
   std::map<Section, Values> values;  // of all ranks on rank 0
 };
 
-/// Validates what the ranks want to save and plans it, before anything is written. Collective. Throws on every rank or
-/// on none, like save().
+/// Validates the data to save and plans the save, before writing anything. Collective. Throws on every rank or on none,
+/// like save().
 PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveRequest& request);
 
 /// Block that this rank writes.
@@ -66,7 +66,7 @@ SaveJob live_job(const RankSync& ranks, const PlannedSave& planned);
 /// process. For rank 0. Cannot tell whether another process is still saving.
 void remove_leftovers(const std::string& folder, const std::function<bool(const std::string& name)>& is_ours);
 
-/// Writes the files, then commits them to `path` at once. Collective. Throws on every rank or on none.
+/// Writes the files, then commits them to `path` atomically. Collective. Throws on every rank or on none.
 void run_save(const RankSync& ranks, const SaveJob& job);
 
 }  // namespace tessera::dcp

@@ -47,7 +47,7 @@ StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& opt
 void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options = {});
 
-/// Returns what load() fills: all that the checkpoint has of the optimizer's parameters. Pass it to
+/// Returns a state for load() to fill, with all entries of the checkpoint for the optimizer's parameters. Pass it to
 /// set_optimizer_state_dict afterwards. Empty if only a model was saved. Collective.
 StateDict optimizer_state_to_load(const std::string& path, ModuleRef model, torch::optim::Optimizer& optimizer);
 

@@ -11,8 +11,8 @@
 
 namespace tessera::dcp {
 
-/// Returns the ranks that set `given` together. This one alone suffices if nothing is a DTensor and rank 0 does not
-/// send. Equal on all ranks, even if one is inside the model's forward.
+/// Returns the ranks that set `given` together: only this one if nothing is a DTensor and rank 0 does not send. Equal
+/// on all ranks, even if one is inside the model's forward.
 RankSync setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options);
 
 /// Returns `own` as `options` request it. Collective with full_state_dict.
@@ -25,8 +25,8 @@ std::optional<StateDict> receive(const StateDict& state, const RankSync& ranks, 
 /// Throws ValueError if `given` has no strided memory; failing among the copies would leave other ranks waiting.
 void check_readable(const std::string& key, const at::Tensor& given);
 
-/// Throws ValueError if `given` does not fit `target`, or that has no strided memory. Throws NotImplementedError if
-/// `target` is a view that is a copy.
+/// Throws ValueError if `given` does not fit `target`, or if `target` has no strided memory. Throws NotImplementedError
+/// if `target` is a view that is a copy.
 void check_fits(const std::string& key, const at::Tensor& given, const at::Tensor& target,
                 const StateDictOptions& options);
 

@@ -76,7 +76,8 @@ Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGro
 void broadcast(const at::Tensor& tensor, int source, const ProcessGroupPtr& group);  // in place
 Pending broadcast_async(const at::Tensor& tensor, int source, const ProcessGroupPtr& group);
 
-/// Sends input_splits[i] rows to rank i and stores received rows by rank, without overlap. Empty means equal splits.
+/// Sends input_splits[i] rows to rank i and stores received rows by rank. Tensors must not overlap. Empty: equal
+/// splits.
 void all_to_all(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,
                 std::vector<int64_t> input_splits, const ProcessGroupPtr& group);
 Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,

@@ -21,7 +21,7 @@ struct CudaUse {
   NcclOptions options = {};
 };
 
-/// Default group of a rank (rank_local), and what other groups are made from.
+/// Default group of a rank (rank_local), and the data that other groups are made from.
 struct DefaultGroup {
   ProcessGroupPtr group = {};
   ProcessGroupOptions options = {};         // resolved; backend "" if each group chooses

@@ -84,7 +84,7 @@ std::vector<int64_t> group_ranks(const ProcessGroupPtr& group);  // in the defau
 /// per set of ranks. Throws ValueError if ranks are empty, repeated, out of range or without the caller.
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name = "group");
 
-/// Like the above, with NCCL options of its own, which have no effect without NCCL.
+/// Like the above, with the group's own NCCL options, which have no effect without NCCL.
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name, const NcclOptions& nccl);
 
 }  // namespace tessera

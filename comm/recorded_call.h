@@ -13,7 +13,7 @@
 
 namespace tessera::detail {
 
-/// A call of a rank. -1 stands for what it does not have.
+/// Description of a rank's call. -1 marks a field that the call does not have.
 struct CallFacts {
   Collective kind = Collective::Barrier;
   int64_t bytes_sent = 0;  // counted like CommStats
@@ -24,7 +24,7 @@ struct CallFacts {
   int peer = -1;  // source, destination or the other rank, in the group
 };
 
-/// Those of a call with both tensors, or with one tensor that is both.
+/// Returns the facts of a call with both tensors, or with one tensor passed as both.
 inline CallFacts tensor_facts(Collective kind, int64_t bytes_sent, const at::Tensor& input, const at::Tensor& output) {
   return {.kind = kind,
           .bytes_sent = bytes_sent,
@@ -35,8 +35,8 @@ inline CallFacts tensor_facts(Collective kind, int64_t bytes_sent, const at::Ten
 
 FlightCall record_call(const CallFacts& facts, const c10d::Backend& backend);
 
-/// Range of libtorch's profiler around a part of a call: "comm issue #17", by the call's number in the flight record.
-/// Without a profiler, it costs a branch.
+/// Range for libtorch's profiler around part of a call: "comm issue #17", with the call's number in the flight record.
+/// Costs one branch without a profiler.
 class FlightRange {
  public:
   FlightRange(const char* part, const FlightCall& call);

@@ -1,5 +1,5 @@
 #pragma once
-// Checks that ranks of a mesh do the same, so that one rank's error does not leave the others waiting.
+// Checks that the ranks of a mesh act consistently, so that an error on one rank does not leave the others waiting.
 
 #include <functional>
 #include <string>
@@ -18,15 +18,15 @@ struct Statement {
   std::string fault;               // why it cannot, or empty
 };
 
-/// Throws ValueError on every rank, naming the first fault or difference, unless all statements are equal and without
-/// fault. A rank with a fault may throw its own error instead, after the call. All ranks must call it.
+/// Throws ValueError on every rank, naming the first fault or difference, unless all statements are equal and none has
+/// a fault. A rank with a fault may throw its own error instead, after the call. All ranks must call it.
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own);
 
 /// Calls `step`, which returns this rank's items, and checks agreement on each mesh in turn. If `step` throws, this
 /// rank rethrows that and the others throw ValueError. All ranks of a mesh must pass the same meshes in the same order.
 void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
                        const std::function<std::vector<std::string>()>& step);
-/// Does the same for items that differ by mesh. What is found on one mesh is known on the next: pass small ones first.
+/// Like the above, for items that differ by mesh. A fault on one mesh is reported on the next: pass small ones first.
 void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
                        const std::function<std::vector<std::string>(const DeviceMesh&)>& items_on);
 

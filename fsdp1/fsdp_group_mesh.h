@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// Makes a mesh of all ranks with `group` as an axis, or as both with replicas. Its ranks are neighbors or at equal
-/// distances. Throws NotImplementedError on ranks whose group is arranged otherwise, and ValueError on the rest or if
-/// arrangements differ.
+/// Makes a mesh of all ranks with `group` as an axis, or as both with replicas. The group's ranks must be neighbors or
+/// at equal distances. Throws NotImplementedError on ranks whose group is arranged otherwise, and ValueError on the
+/// rest or if arrangements differ.
 DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device);
 
 /// Makes a mesh of (replicas across hosts, shards on a host). Throws ValueError if the launcher does not report hosts

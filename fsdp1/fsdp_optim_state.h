@@ -38,7 +38,7 @@ struct OptimStateDict {
 };
 
 struct OptimStateDictOptions {
-  /// Dict to save in place of the optimizer's own state (null), by names or ids. It is read during the call alone.
+  /// Dict to save in place of the optimizer's own state (null), by names or ids. Read only during the call.
   const OptimStateDict* optim_state_dict = nullptr;
   /// Group whose first rank keeps the dict if rank0_only is set. Null: the ranks of the units' mesh.
   const ProcessGroupPtr* group = nullptr;  // its first rank has the dict if rank0_only is set

@@ -4,9 +4,9 @@
 //   Gpt model{nullptr};
 //   {
 //     const MetaDeviceGuard on_meta;
-//     model = Gpt(config);                       // any size, at once
+//     model = Gpt(config);                       // any size, instantly
 //   }
-//   fully_shard(model, {.mesh = mesh});          // and its blocks before
+//   fully_shard(model, {.mesh = mesh});          // after its blocks
 //   to_empty(*model, at::kCPU);                  // fully_shard/to_empty.h: memory for this rank's shards
 //   reset_parameters(*model);                    // nn/reset_parameters.h: the values of a single process
 //
@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-/// Makes tensors of this thread on the meta device while it lives, unless a device is given. Guards nest. Initializers
-/// then do nothing and draw no random numbers. Tensors from data (torch::tensor({1, 2})) throw. Thread safety: a guard
-/// must end in the thread that made it.
+/// Creates this thread's tensors on the meta device while it lives, unless a device is given. Guards nest. Initializers
+/// then do nothing and draw no random numbers. Tensors from data (torch::tensor({1, 2})) throw. Thread safety: destroy
+/// the guard in the thread that made it.
 class MetaDeviceGuard {
  public:
   MetaDeviceGuard();

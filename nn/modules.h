@@ -19,7 +19,7 @@
 
 namespace tessera::nn {
 
-// Have no forward, so there is nothing to hook. Shard their elements.
+// These have no forward to hook. Shard their elements.
 using torch::nn::ModuleDict;
 using torch::nn::ModuleList;
 

@@ -1,12 +1,12 @@
 #pragma once
-// Initializes a module that was built without memory (nn/meta_device.h), or any module again.
+// Initializes a module that was built without memory (nn/meta_device.h), or reinitializes any module.
 //
 //   tessera::manual_seed(0);               // dtensor/random/random.h; at::manual_seed(0) if parameters are plain
 //   reset_parameters(*model);
 //
 // Calls reset_parameters() of each module that has one, like libtorch's layers, in the order in which constructors
-// draw: registered children first, then the module. A sharded model thus gets, bit for bit, the values of a single
-// process that builds it with the same seed. A parameter of two modules gets the later one's values.
+// draw: registered children first, then the module. A sharded model thus gets bit-equal values to a single process that
+// builds it with the same seed. A parameter of two modules gets the later one's values.
 // Thread safety: like writes to the parameters.
 
 #include <torch/nn/module.h>
@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-/// Interface of a module that initializes its own parameters and buffers. Runs after that of its children, whose
-/// parameters it may set too.
+/// Interface of a module that initializes its own parameters and buffers. Runs after that of its children, and may also
+/// set their parameters.
 ///
 ///   struct ScaleImpl : torch::nn::Module, ResettableParameters {
 ///     void reset_parameters() override { const torch::NoGradGuard no_grad; scale.fill_(1); }
@@ -28,9 +28,9 @@ class ResettableParameters {
   virtual void reset_parameters() = 0;
 };
 
-/// Initializes all parameters at and below `module`. Throws, before it changes anything:
-/// - NotImplementedError that names the first module with own parameters or buffers that cannot initialize them, such
-///   as torch::nn::MultiheadAttention and PReLU, whose functions are not public.
+/// Initializes all parameters at and below `module`. Throws, before any change:
+/// - NotImplementedError, naming the first module with own parameters or buffers that cannot initialize them, such as
+///   torch::nn::MultiheadAttention and PReLU, whose functions are not public.
 /// - StateError for a parameter or buffer on the meta device.
 void reset_parameters(ModuleRef module);
 

@@ -3,8 +3,9 @@
 // so that chains nest and have a hook point.
 //
 //   tessera::nn::Sequential mlp;
-//   mlp->push_back("up", tessera::nn::Linear(64, 256));     // one statement per layer: arguments of one call would be
-//   mlp->push_back("act", tessera::nn::GELU());             // constructed, and draw random numbers, in any order
+//   mlp->push_back("up", tessera::nn::Linear(64, 256));     // one statement per layer: arguments of a single call
+//   would
+//   mlp->push_back("act", tessera::nn::GELU());             // be constructed, and draw random numbers, in any order
 //   mlp->push_back("down", tessera::nn::Linear(256, 64));
 //   tessera::nn::Sequential net({{"mlp", mlp}, {"norm", tessera::nn::LayerNorm(LayerNormOptions({64}))}});
 //   at::Tensor y = net(x);

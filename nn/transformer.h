@@ -1,5 +1,5 @@
 #pragma once
-// torch::nn's attention and transformer layers with a hook point, and the same constructors and members. Results are
+// torch::nn's attention and transformer layers with a hook point, and the same constructors and members. Results equal
 // those of PyTorch's Python, masks included (nn/hooks/python_forward.h).
 //
 // Each layer of an encoder or decoder has a hook point too, so it can be a unit of fully_shard or be checkpointed. (A

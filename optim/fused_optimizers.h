@@ -9,9 +9,9 @@
 // These differ only in step(), and from libtorch's results only by rounding; options, state, saving and loading are
 // libtorch's. A group may mix plain tensors and DTensors of several meshes, dtypes and devices. Parameters without a
 // gradient are skipped. A parameter listed twice, as libtorch's parameters() lists tied ones, is updated twice.
-// step() throws, before any change, ValueError for a gradient that is sparse or of another dtype and for state of
-// another dtype or device, as after FSDP::to(), and NotImplementedError for parameters other than Float, Double, Half
-// and BFloat16.
+// step() throws, before any change, ValueError if a gradient is sparse or of another dtype, or state has another dtype
+// or device, as after FSDP::to(). It throws NotImplementedError for parameters other than Float, Double, Half and
+// BFloat16.
 // Thread safety: like torch::optim; each rank has its own. Source: `fused=True` of torch/optim/adamw.py.
 
 #include <torch/optim/adam.h>

@@ -2,13 +2,13 @@
 // Learning-rate schedules: functions of the step alone, for any torch::optim optimizer.
 //
 //   const auto schedule = optim::cosine_schedule({.warmup_steps = 100, .total_steps = 1000, .min_ratio = 0.1});
-//   const auto base_lrs = optim::get_lrs(optimizer);        // before a checkpoint is loaded, whose rates are scaled
-//   for (int64_t step = done; step < 1000; ++step) {        // resuming needs no more than the step
-//     optim::set_lrs(optimizer, base_lrs, schedule(step));  // each group's own rate times the factor
+//   const auto base_lrs = optim::get_lrs(optimizer);        // before loading a checkpoint, which has scaled rates
+//   for (int64_t step = done; step < 1000; ++step) {        // resuming needs only the step
+//     optim::set_lrs(optimizer, base_lrs, schedule(step));  // scales each group's own rate
 //     ...
 //
 // Steps count from 0, and the factor of step 0 is 0 if there is a warm-up, as in transformers' schedules. After the
-// last step the factor stays what it was there. All functions throw ValueError for numbers out of range.
+// last step the factor stays constant. All functions throw ValueError for numbers out of range.
 //
 // Thread safety: values. Source: transformers/optimization.py.
 
@@ -27,30 +27,30 @@ struct LrSchedule {
   double operator()(int64_t step) const;
   bool operator==(const LrSchedule&) const = default;
 
-  int64_t warmup_steps = 0;  // the factor rises linearly
-  double warmup_ratio = 0;   // from this one
-  int64_t stable_steps = 0;  // of factor 1
+  int64_t warmup_steps = 0;  // the factor rises linearly over these steps
+  double warmup_ratio = 0;   // from this factor
+  int64_t stable_steps = 0;  // with factor 1
   int64_t decay_steps = 0;
   Decay decay = Decay::None;
   double min_ratio = 0;  // the factor after all decay_steps
-  double timescale = 1;  // of InverseSqrt
+  double timescale = 1;  // for InverseSqrt
 };
 
-/// Rises, then stays at 1.
+/// Rises linearly, then stays at 1.
 LrSchedule constant_schedule(int64_t warmup_steps = 0);
 
 struct DecayOptions {
   int64_t warmup_steps = 0;
-  int64_t total_steps = 0;  // with the warm-up, which must be shorter
+  int64_t total_steps = 0;  // including the warm-up, which must be shorter
   double min_ratio = 0;     // the last factor, from 0 to 1
 };
 
-/// Rises, then falls on a line.
+/// Rises, then falls linearly.
 LrSchedule linear_schedule(const DecayOptions& options);
-/// Rises, then falls on half a cosine.
+/// Rises, then falls along half a cosine.
 LrSchedule cosine_schedule(const DecayOptions& options);
 
-/// Rises, then is sqrt(timescale / (step - warmup_steps + timescale)). A timescale of 0 stands for warmup_steps, or
+/// Rises, then equals sqrt(timescale / (step - warmup_steps + timescale)). A timescale of 0 means warmup_steps, or
 /// 10,000 without a warm-up.
 LrSchedule inverse_sqrt_schedule(int64_t warmup_steps, int64_t timescale = 0);
 
@@ -59,7 +59,7 @@ struct WsdOptions {
   int64_t stable_steps = 0;
   int64_t decay_steps = 0;
   LrSchedule::Decay decay = LrSchedule::Decay::Cosine;  // or Linear or OneMinusSqrt
-  double min_ratio = 0;                                 // the first factor, if there is a warm-up, and the last one
+  double min_ratio = 0;                                 // factor at the start of a warm-up, and at the end
 };
 
 /// Rises, stays at 1, then falls: warm-up, stable, decay.

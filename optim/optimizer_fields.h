@@ -6,7 +6,7 @@
 //     visit_fields(state, [&](const char* name, auto& field) { ... });  // "exp_avg", at::Tensor&; "step", int64_t&
 //   });
 //
-// Thread safety: none of its own.
+// Thread safety: no synchronization.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
@@ -129,7 +129,8 @@ void with_types(const torch::optim::Optimizer& optimizer, const char* where, Use
   }
 }
 
-/// Returns the state before the first step: null except for Adagrad, whose constructor creates state that step() needs.
+/// Returns the initial state before the first step: null except for Adagrad, whose constructor creates state for
+/// step().
 template <class Types>
 std::unique_ptr<typename Types::State> initial_state(const at::Tensor& param, const typename Types::Options& options) {
   if constexpr (std::is_same_v<typename Types::State, torch::optim::AdagradParamState>) {

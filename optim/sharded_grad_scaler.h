@@ -1,20 +1,20 @@
 #pragma once
-// Loss scaling for float16, over sharded gradients: small gradients survive, and when one overflows on any rank all
-// ranks skip the step together and scale less from then on.
+// Loss scaling for float16 with sharded gradients. It keeps small gradients from underflowing. When a gradient
+// overflows on any rank, all ranks skip the step and reduce the scale.
 //
 //   ShardedGradScaler scaler;
 //   optimizer.zero_grad();
 //   scaler.scale(loss(model(batch))).backward();
-//   scaler.unscale_(optimizer);                               // only where gradients are looked at before the step
+//   scaler.unscale_(optimizer);                               // only needed to read gradients before the step
 //   clip_grad_norm_(model->parameters(), 1.0);
-//   scaler.step(optimizer);                                   // or not, if a gradient is infinite or NaN
+//   scaler.step(optimizer);                                   // skipped if a gradient is infinite or NaN
 //   scaler.update();
 //
-// Gradients may be DTensors on any mesh, and plain. Throws StateError for calls out of this order, ValueError for
-// numbers out of range.
+// Gradients may be plain tensors, or DTensors on any mesh. Throws StateError for calls out of this order and ValueError
+// for numbers out of range.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
-// After torch/distributed/fsdp/sharded_grad_scaler.py and torch/amp/grad_scaler.py. libtorch has none in C++.
+// Source: torch/distributed/fsdp/sharded_grad_scaler.py and torch/amp/grad_scaler.py; libtorch has no C++ version.
 
 #include <torch/optim/optimizer.h>
 
@@ -28,13 +28,13 @@ namespace tessera {
 
 struct GradScalerOptions {
   double init_scale = 65536;
-  /// Multiply the scale after growth_interval steps in a row without an overflow, and after one with.
+  /// Factors for the scale: growth after growth_interval steps without an overflow, backoff after one with.
   double growth_factor = 2;
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;
-  /// false: scale() returns the loss, step() always steps, and nothing is sent.
+  /// With false, scale() returns the loss, step() always steps, and nothing is communicated.
   bool enabled = true;
-  /// Ranks that step together. Default: all of the default group.
+  /// Ranks that step together. Default: the default group.
   std::optional<DeviceMesh> mesh = std::nullopt;
 };
 
@@ -42,15 +42,15 @@ class ShardedGradScaler {
  public:
   explicit ShardedGradScaler(GradScalerOptions options = {});
 
-  /// Returns the loss times the scale, in the loss's dtype. Differentiable.
+  /// Returns the loss times the scale, in the loss's dtype. Supports autograd.
   at::Tensor scale(const at::Tensor& loss) const;
-  /// Divides the optimizer's gradients by the scale, once an update(), and looks for any rank's that is not finite.
+  /// Divides the optimizer's gradients by the scale, once per update(), and checks whether all are finite on all ranks.
   /// Collective.
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Unscales if that was not done, and steps, once an update(), if all gradients are finite; returns whether it did.
+  /// Unscales if needed, and steps if all gradients are finite, once per update(). Returns whether it stepped.
   /// Collective.
   bool step(torch::optim::Optimizer& optimizer);
-  /// Changes the scale by what the steps since the last update() found, or to `new_scale`.
+  /// Updates the scale from the results of the steps since the last update(), or sets it to `new_scale`.
   void update(std::optional<double> new_scale = std::nullopt);
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }

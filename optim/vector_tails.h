@@ -1,8 +1,8 @@
 #pragma once
-// The last elements of a shard, stepped like all others.
+// Steps the last elements of a shard with the same rounding as all others.
 //
-// libtorch's fused kernels on the CPU compute what does not fill a vector by scalar code, which rounds otherwise, and
-// where a shard ends depends on the number of ranks. So these elements are stepped as parts of full vectors too:
+// libtorch's fused CPU kernels process elements that do not fill a vector with scalar code, which rounds differently.
+// The position of these elements depends on the number of ranks, so they are stepped as parts of full vectors instead:
 //
 //   const VectorTails tails({&params, &grads, &averages, &squares}, steps);  // before the step
 //   op(params, grads, averages, squares, steps);
@@ -19,19 +19,19 @@ class VectorTails {
  public:
   using TensorList = std::vector<at::Tensor>;
 
-  /// `lists`: a parameter's tensors at the same place in each, or empty. `steps`: as many step counts, or none. Takes
-  /// tensors on the CPU only.
+  /// `lists` holds one list per kind of tensor, with a parameter's tensors at the same index in each; a list may be
+  /// empty. `steps` has a count per parameter, or is empty. Takes CPU tensors only.
   VectorTails(const std::vector<const TensorList*>& lists, const TensorList& steps);
 
-  /// Steps the copies and writes them to where they come from, except for the second list, the gradients.
+  /// Steps copies and writes them back, except for the second list, the gradients.
   void step(const std::function<void(const std::vector<TensorList>& lists, const TensorList& steps)>& op) const;
 
  private:
-  /// Parameters with one step count.
+  /// Parameters with equal step counts.
   struct Group {
     at::Tensor step_count;
-    std::vector<size_t> places;  // in the lists
-    TensorList copies;           // one a list, [places, kVector]; undefined for an empty list
+    std::vector<size_t> places;  // indices in the lists
+    TensorList copies;           // per list, [places, kVector]; undefined for an empty list
   };
 
   std::vector<const TensorList*> lists_;

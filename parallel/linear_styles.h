@@ -19,8 +19,8 @@ struct ColwiseParallelOptions {
   bool even_shards = false;                             // see style_tensors.h
 };
 
-/// Shards a Linear's weight and bias on dim 0, or an Embedding's weight on dim 1, and replicates the input. An adapter
-/// (nn/lora_adapter.h) is sharded like the weight: here its B on dim 0, under RowwiseParallel its A on dim 1.
+/// Shards a Linear's weight and bias on dim 0, or an Embedding's weight on dim 1, and replicates the input. Of an
+/// adapter (nn/lora_adapter.h), it shards B on dim 0; RowwiseParallel shards A on dim 1.
 class ColwiseParallel : public ParallelStyle {
  public:
   explicit ColwiseParallel(ColwiseParallelOptions options = {}) : options_(options) {}

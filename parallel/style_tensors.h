@@ -29,7 +29,7 @@ struct StyleOutputOptions {
 /// Returns DTensor `tensor` under `layout`, or its local tensor, which may be written. Throws ValueError if plain.
 at::Tensor style_output(const at::Tensor& tensor, const Placement& layout, const StyleOutputOptions& options);
 
-/// Returns the local tensor of `placed`, made of `from`. It may be written if `placed` has its own memory.
+/// Returns the local tensor of `placed`, which was made from `from`. It may be written if `placed` has its own memory.
 at::Tensor moved_local(at::Tensor placed, const at::Tensor& from);
 
 /// Returns the global sizes of local tensors under Shard(dim), by one all-gather. Throws ValueError on every rank if

@@ -1,6 +1,6 @@
 #pragma once
 // Counts instructions with callgrind, so that results do not depend on the machine's load. A test calls run_probe() on
-// a program of its own, which calls count_instructions(). Thread safety: one thread of a process.
+// a separate program, which calls count_instructions(). Thread safety: one thread of a process.
 
 #include <functional>
 #include <map>

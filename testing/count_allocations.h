@@ -1,6 +1,6 @@
 #pragma once
-// Counts what ranks that are threads allocate for tensors on the CPU, below libtorch. A test that counts is a program
-// of its own: the allocator is that of the whole process.
+// Counts CPU tensor memory of ranks that are threads, below libtorch. Such a test needs a separate program, because the
+// allocator is shared by the whole process.
 //
 //   const CountAllocations counting;
 //   AllocationCounter own;
@@ -16,14 +16,14 @@
 
 namespace tessera::testing {
 
-/// Bytes of one rank's tensors now and at most, and the number of allocations so far.
+/// Current and peak bytes of one rank's tensors, and the number of allocations so far.
 struct AllocationCounter {
   std::atomic<int64_t> bytes = 0, peak = 0, allocations = 0;
 
   void add(int64_t more);
 };
 
-/// Counts what the calling thread allocates, also where another one frees it.
+/// Counts allocations of the calling thread, even if another thread frees them.
 class CountingScope {
  public:
   explicit CountingScope(AllocationCounter& counter);
@@ -32,7 +32,7 @@ class CountingScope {
   CountingScope& operator=(const CountingScope&) = delete;
 };
 
-/// Makes allocations countable as long as it lives. Memory that was allocated meanwhile may be freed later.
+/// Enables counting while it lives. Memory allocated during that time may be freed later.
 class CountAllocations {
  public:
   CountAllocations();

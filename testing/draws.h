@@ -24,7 +24,7 @@ class Draws {
   std::mt19937_64 engine_;
 };
 
-/// Returns the number in an environment variable, or `otherwise` if unset.
+/// Returns the number in an environment variable, or `otherwise` if it is not set.
 inline uint64_t number_from_environment(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text ? std::strtoull(text, nullptr, 10) : otherwise;

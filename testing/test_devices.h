@@ -17,8 +17,7 @@ namespace tessera {
 /// which tools/gpu_check/run.py reads. Call it in a Catch2 test, outside its ranks.
 std::vector<c10::Device> test_devices();
 
-/// Makes the calling thread compute on a new stream of `device`. Ranks on one GPU are then ordered by collectives
-/// alone.
+/// Makes the calling thread compute on a new stream of `device`. Only collectives then order ranks that share a GPU.
 class OwnStream {
  public:
   explicit OwnStream(c10::Device device);

@@ -32,11 +32,10 @@ void run_checkpointed(const std::function<void()>& forward, std::unique_ptr<Reco
                       const CheckpointOptions& options);
 }  // namespace detail
 
-/// Calls `function(args...)` as a checkpointed region and returns its result. Both are copied (tensors by handle).
-/// Variables that
-/// `function` captures by reference must outlive backward. Arguments that contain pointers or views do not compile.
-/// Throws NotImplementedError for arguments that share tensors in other ways, and for random numbers of plain tensors
-/// if ranks are threads. Backward throws StateError if the second forward differs from the first.
+/// Calls `function(args...)` as a checkpointed region and returns its result. Copies both (tensors by handle).
+/// Variables that `function` captures by reference must outlive backward. Arguments that contain pointers or views do
+/// not compile. Throws NotImplementedError for arguments that share tensors in other ways, and for random numbers of
+/// plain tensors if ranks are threads. Backward throws StateError if the second forward differs from the first.
 template <class Function, class... Args>
 auto checkpoint(const CheckpointOptions& options, Function function, Args... args) {
   using Result = std::invoke_result_t<Function&, Args&&...>;

@@ -38,7 +38,7 @@ struct CollectiveCall {
   std::vector<int64_t> output_splits = {};
 };
 
-/// A call without its tensors: what ranks must agree on.
+/// Call without its tensors: the data that ranks must agree on.
 struct CollectiveSignature {
   Collective kind = Collective::Barrier;
   ReduceOp op = ReduceOp::Sum;

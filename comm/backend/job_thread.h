@@ -3,7 +3,7 @@
 //
 //   JobThread thread;
 //   auto work = thread.push("all_reduce", [=] { ... });  // returns at once
-//   work->wait();                                        // throws what the job threw
+//   work->wait();                                        // rethrows the job's exception
 
 #include <condition_variable>
 #include <deque>

@@ -14,7 +14,7 @@ namespace tessera {
 
 /// Calls and bytes per kind of collective. Bytes are the least that a rank must send with any backend. With n ranks:
 /// (n-1) x input for all_gather, (n-1) x output for reduce_scatter, 2 (n-1)/n x tensor for all_reduce, (n-1) x tensor
-/// for the source of a broadcast, the tensor for a send, nothing for a recv, and what goes to other ranks for the rest.
+/// for the source of a broadcast, the tensor for a send, nothing for a recv, and the data for other ranks for the rest.
 /// Groups of one rank do not count.
 struct CommStats {
   struct Entry {

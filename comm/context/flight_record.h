@@ -1,13 +1,13 @@
 #pragma once
-// Flight record: what a rank communicated last, for metrics, for traces, and after failures.
+// Flight record: a rank's latest communication, for metrics, for traces, and for diagnosis after failures.
 //
 //   for (const FlightGroup& group : FlightRecord::of_rank()->groups()) {
 //     fmt::print("{}: {} calls, {} bytes sent, waited {} ns\n", group.name, group.calls, group.bytes_sent,
 //                group.waited_ns);
 //   }
 //
-// Every collective and message of comm/collectives.h is recorded, on every backend; groups of one rank send nothing and
-// are left out. A ring keeps the last kFlightCapacity calls. keep_in() puts it into a file that outlives the process.
+// It records every collective and message of comm/collectives.h on every backend, except in groups of one rank, which
+// send nothing. A ring keeps the last kFlightCapacity calls. keep_in() moves it to a file that outlives the process.
 
 #include <array>
 #include <cstdint>
@@ -26,7 +26,7 @@ namespace tessera {
 
 enum class FlightState : uint8_t { Issued, Waiting, Done, Failed };
 
-/// A call, as it stands in files too. Times are nanoseconds since 1970, 0 for what has not happened.
+/// Call, in the format that files use too. Times are nanoseconds since 1970, or 0 for events that have not happened.
 struct FlightEntry {
   uint64_t number = 0;        // among the rank's calls, from 1
   uint64_t group_number = 0;  // among its collectives in the group, from 1; 0 for messages
@@ -42,30 +42,30 @@ struct FlightEntry {
   FlightState state = FlightState::Issued;
   int8_t dtype = -1;                // at::ScalarType
   int8_t op = -1;                   // ReduceOp
-  std::array<char, 60> label = {};  // FlightLabel, cut, ends with 0
+  std::array<char, 60> label = {};  // FlightLabel, truncated, null-terminated
 };
 static_assert(sizeof(FlightEntry) == 136);
 
 constexpr size_t kFlightCapacity = 1024;
 
-/// A process group and what the rank sent in it.
+/// Process group, and this rank's communication in it.
 struct FlightGroup {
   std::string name;  // such as "dp"
-  std::string key;   // equal on the group's ranks, and only there
-  int rank = 0;      // of the caller in it
+  std::string key;   // equal on the group's ranks, and unique to the group
+  int rank = 0;      // of the caller in the group
   int size = 0;
   int64_t calls = 0;
   int64_t bytes_sent = 0;
-  int64_t waited_ns = 0;  // in wait(), but for threads with an UnobservedScope
+  int64_t waited_ns = 0;  // in wait(), except in threads with an UnobservedScope
 };
 
-/// Variable with the folder in which the ranks of a job keep their records; a local launcher sets it, if it is not set.
+/// Variable with the folder for the records of a job's ranks. A local launcher sets it if it is not set.
 inline constexpr const char* kFlightVariable = "TESSERA_FLIGHT_DIR";
 
 /// Returns "folder/rank-3.flight".
 std::string flight_path(const std::string& folder, int rank);
 
-/// The contents of a file, whose process may have ended, or may be writing it.
+/// Contents of a file, whose process may have ended or may still be writing it.
 struct FlightFile {
   int rank = 0;
   int64_t pid = 0;
@@ -78,7 +78,7 @@ class FlightRecord {
  public:
   using Observer = std::function<void(const FlightEntry& ended)>;
 
-  /// Returns that of the calling thread's rank.
+  /// Returns the record of the calling thread's rank.
   static std::shared_ptr<FlightRecord> of_rank();
 
   FlightRecord();
@@ -87,7 +87,7 @@ class FlightRecord {
   FlightRecord& operator=(const FlightRecord&) = delete;
 
   uint32_t add_group(FlightGroup group);
-  /// Records a call; fills number, group_number, issued_ns, state and label. Returns the number.
+  /// Records a call and fills number, group_number, issued_ns, state and label. Returns the number.
   uint64_t issue(const FlightEntry& call);
   void wait_begins(uint64_t number);
   void ends(uint64_t number, FlightState state);
@@ -95,12 +95,12 @@ class FlightRecord {
   std::vector<FlightEntry> entries() const;  // oldest first
   std::vector<FlightGroup> groups() const;
 
-  /// Calls `observer` with each call that ends, in the thread that waited. Empty: nobody.
+  /// Calls `observer` for each call that ends, in the thread that waited. An empty function removes the observer.
   void set_observer(Observer observer);
 
-  /// Moves the record into a new file, which replaces one of this path. Throws Error if it cannot be written.
+  /// Moves the record into a new file, replacing any existing one. Throws Error if it cannot be written.
   void keep_in(const std::string& path, int rank, int world_size);
-  /// Returns nothing for a file that is no record of this version.
+  /// Returns nullopt for a file that is not a record of this version.
   static std::optional<FlightFile> read(const std::string& path);
 
  private:
@@ -114,12 +114,12 @@ class FlightRecord {
 
   mutable std::mutex mutex_;
   Memory* memory_;
-  bool is_mapped_ = false;  // memory_ lies in a file
+  bool is_mapped_ = false;  // whether memory_ is in a file
   std::vector<Counted> groups_;
   std::shared_ptr<const Observer> observer_;
 };
 
-/// Call in flight, as its Pending refers to it; empty for one that is not recorded. Thread safety: like Pending.
+/// Call in flight, held by its Pending; empty for a call that is not recorded. Thread safety: like Pending.
 struct FlightCall {
   std::shared_ptr<FlightRecord> record = {};
   uint64_t number = 0;
@@ -128,7 +128,8 @@ struct FlightCall {
   void ends(FlightState state) const;
 };
 
-/// Names what the calling thread communicates for, such as a unit of fully_shard. Scopes nest, and the innermost one
+/// Names the purpose of the calling thread's communication, such as a unit of fully_shard. Scopes nest; the innermost
+/// one
 /// applies. `label` must outlive the scope. Thread safety: affects its own thread only.
 class FlightLabel {
  public:

@@ -6,8 +6,8 @@
 // their number:
 //
 //   sender                      tag                         receiver
-//   what it sends          →    kHeaderOfSender        →
-//                          ←    kHeaderOfReceiver      ←    what it expects
+//   its signature          →    kHeaderOfSender        →
+//                          ←    kHeaderOfReceiver      ←    its signature
 //   the bytes, in pieces   →    kPieces + piece bytes  →
 //
 // All of this is requested at launch, so messages move while no rank waits for them. Pieces of different sizes have

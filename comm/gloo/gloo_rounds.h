@@ -27,7 +27,7 @@ class GlooRounds {
 
  private:
   std::mutex mutex_;                        // guards the next two members
-  c10::intrusive_ptr<GlooWork> in_flight_;  // what the thread waits for
+  c10::intrusive_ptr<GlooWork> in_flight_;  // round that the thread waits for
   bool ends_ = false;
   std::optional<JobThread> thread_;  // last, since its jobs use the others
 };

@@ -1,9 +1,9 @@
 #pragma once
 // Ends waits over gloo for ranks that are gone.
 //
-// gloo fails what a rank waits for when the connection ends, with two exceptions: a tensor of which a part has come,
-// and transfers whose turn is later, while the wait is for a rank that comes late. So a thread interrupts waits that
-// last, and these look at a probe for each peer: a receive of nothing, which fails when the connection ends.
+// gloo fails a wait when the connection ends, with two exceptions: a partially received tensor, and transfers that are
+// queued behind a wait for a slow rank. Therefore a thread interrupts long waits, which then check a probe for each
+// peer: a receive of nothing, which fails when the connection ends.
 
 #include <chrono>
 #include <condition_variable>
@@ -23,11 +23,11 @@ namespace tessera {
 /// Number of interrupted waits after which a transfer over an ended connection counts as lost.
 constexpr int kWaitsUntilLost = 3;
 
-/// Thread safety: any number of threads.
+/// Watches a group's connections. Thread safety: any number of threads.
 class GlooWatch {
  public:
-  /// `probes` are pending receives from each member, null for this rank and for those that are gone already. `members`
-  /// are their processes, or none if they are unknown.
+  /// `probes` are pending receives from each member, null for this rank and for members that are already gone.
+  /// `members` are their processes, or empty if unknown.
   GlooWatch(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> probes, std::vector<HostProcess> members);
   ~GlooWatch();
   GlooWatch(const GlooWatch&) = delete;
@@ -47,7 +47,7 @@ class GlooWatch {
     const std::function<void()> interrupt_;
   };
 
-  /// Returns whether the connection has ended. Transfers that are not done then never will be.
+  /// Returns whether the connection has ended. Pending transfers with this peer then never complete.
   bool is_closed(int peer);
   /// Waits for a transfer with `peer`. Throws gloo's errors, and CommError if the connection has ended.
   void wait_for(c10d::Work& transfer, int peer, std::chrono::milliseconds timeout);

@@ -1,5 +1,5 @@
 #pragma once
-// A collective in flight over gloo, and what happens if it is dropped without wait().
+// Collective in flight over gloo, and cleanup if it is dropped without wait().
 //
 // c10d's work of a send or receive is the only owner of gloo's buffer. A connection stops for good at a message for, or
 // a send from, a destroyed buffer. So a work that is destroyed before wait() leaves its transfers to its group.
@@ -59,7 +59,7 @@ struct GlooShared {
   GlooWatch watch;
 };
 
-/// Thread safety: one thread at a time, except for give_up().
+/// Work of a collective. Thread safety: one thread at a time, except for give_up().
 class GlooWork final : public c10d::Work {
  public:
   /// Takes one launch's transfers; `finish`, if any, runs once they are done.
@@ -67,8 +67,8 @@ class GlooWork final : public c10d::Work {
            std::list<GlooTransfers> transfers, std::function<void()> finish);
   ~GlooWork() override;
 
-  /// Throws gloo's errors as CommError, with the ranks of this host that have died, or with the peer's call if it was
-  /// another one and failed too.
+  /// Waits for the transfers. Throws gloo's errors as CommError, naming ranks of this host that have died, or the
+  /// peer's call if it differed and failed too.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   /// Changed only by wait().
   bool isCompleted() override { return transfers_.empty(); }
@@ -82,7 +82,7 @@ class GlooWork final : public c10d::Work {
 
   /// Returns false if it was interrupted.
   bool wait_once(GlooTransfers::Transfer& transfer, Clock::time_point deadline);
-  /// Throws if a transfer is with a rank that is gone, and is not done.
+  /// Throws if an unfinished transfer is with a rank that is gone.
   void look_for_lost(Clock::time_point deadline);
   [[noreturn]] void raise(const std::exception& failure, int peer) const;
   void interrupt() noexcept;

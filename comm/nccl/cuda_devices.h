@@ -1,5 +1,5 @@
 #pragma once
-// Chooses each rank's GPU from what all ranks see.
+// Chooses each rank's GPU from the GPUs visible to all ranks.
 //
 //   rank   on host   number there   sees     takes
 //   0      a         0              2 GPUs   0
@@ -33,7 +33,7 @@ struct DeviceReport {
   bool shares = false;  // may share its GPU (comm/nccl/nccl_options.h)
   /// Identities of visible GPUs, without spaces, equal for all ranks that see the same GPU.
   std::vector<std::string> devices = {};
-  std::string reason = {};  // why there are none, in one line
+  std::string reason = {};  // why no GPU is visible, in one line
 
   bool operator==(const DeviceReport&) const = default;
 };

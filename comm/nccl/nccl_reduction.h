@@ -13,11 +13,11 @@
 
 namespace tessera {
 
-/// Dense tensors. `output` is one of as many parts of `input` as there are ranks, or as large for an all_reduce.
+/// Reduction of dense tensors. `output` is a chunk of `input` per rank, or has its size for an all_reduce.
 struct NcclReduction {
   at::Tensor output;
   at::Tensor input;
-  /// Work to do, on the stream that has waited for `output`; null if there is none.
+  /// Work to run after NCCL's, on a stream that has waited for `output`; null if there is none.
   std::function<void()> finish = nullptr;
 };
 

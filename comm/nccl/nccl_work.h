@@ -17,7 +17,7 @@ CommError nccl_error(const std::string& collective, const GroupInfo& info, const
 /// Throws CommError if the watchdog has aborted the group.
 void check_nccl_alive(const std::string& collective, const GroupInfo& info, c10d::ProcessGroupNCCL& nccl);
 
-/// Thread safety: like the work that it holds.
+/// Work of a collective. Thread safety: like the work that it holds.
 class NcclWork final : public c10d::Work {
  public:
   /// `finish`, if any, runs once, on the current stream of wait(), after the work.

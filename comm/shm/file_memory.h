@@ -22,8 +22,8 @@ class FileDescriptor {
 
   /// Opens a growable file in memory, without a path. Throws CommError.
   static FileDescriptor in_memory(const std::string& label);
-  /// Opens what in_memory() made in a process of this user; `path` may come from a stranger. Throws a CommError that
-  /// begins with `what`, `path` and the reason, without opening another file.
+  /// Opens an in_memory() file of another process of this user. `path` may be untrusted. Throws a CommError that begins
+  /// with `what`, `path` and the reason, without opening any other file.
   static FileDescriptor open_own(const std::string& what, const std::string& path);
 
   int number() const { return number_; }

@@ -70,8 +70,9 @@ class PeerMemory {
 
 /// Returns the bytes of peers' blocks that this process has mapped.
 int64_t mapped_peer_bytes();
-/// Returns those of them that it has read, in whole pages. The system counts them as resident in every process that has
-/// read them (VmRSS, VmHWM), although they exist once. Reads /proc/self/smaps, which takes milliseconds; 0 without it.
+/// Returns the bytes of these that it has read, in whole pages. The system counts them as resident in every process
+/// that has read them (VmRSS, VmHWM), although they exist once. Reads /proc/self/smaps, which takes milliseconds; 0
+/// without it.
 int64_t resident_peer_bytes();
 
 }  // namespace tessera

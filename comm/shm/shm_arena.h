@@ -1,5 +1,5 @@
 #pragma once
-// The memory that ranks of an "shm" group share, and how they wake each other: system calls, without a protocol.
+// Memory that the ranks of an "shm" group share, and wake-ups between ranks: system calls, without a protocol.
 //
 // The memory is a memfd, which has no name and disappears with the last process that has it open or mapped. Rank 0
 // makes it; others open it through /proc/<pid>/fd, which requires the same user and pid namespace. Every rank keeps it
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// What a rank tells its peers. Steps are counted from the group's beginning.
+/// State that a rank publishes to its peers. Steps are counted from the group's beginning.
 struct RankControl {
   /// Number of steps whose slots this rank has filled, and whose slots it no longer needs.
   alignas(128) std::atomic<uint64_t> posted;
@@ -33,7 +33,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 constexpr uint32_t kAwaitsPosted = 1;
 constexpr uint32_t kAwaitsConsumed = 2;
 
-/// Thread safety: any number of threads.
+/// Shared memory of a group. Thread safety: any number of threads.
 class ShmArena {
  public:
   /// Makes the memory. Throws CommError.

@@ -27,7 +27,7 @@ struct ShmOptions {
 /// place; likewise for such pieces of a reduce_scatter's input. Its work is done when peers have read, or, for segment
 /// forms, when the output is ready.
 ///
-/// Messages use slots of their own for each direction (comm/shm/shm_layout.h), for which the group keeps its file open:
+/// Messages use separate slots for each direction (comm/shm/shm_layout.h), for which the group keeps its file open:
 /// one descriptor per rank.
 c10::intrusive_ptr<GroupBackend> make_shm_backend(ShmOptions options);
 

@@ -25,8 +25,8 @@ class ShmGroup {
   /// `processes` are the group's ranks, in order. `spins`: wait actively before sleeping, which pays off if each rank
   /// has a core.
   ShmGroup(std::shared_ptr<const GroupInfo> info, ShmArena arena, std::vector<HostProcess> processes, bool spins);
-  /// Messages of `pair`, which includes this rank, within `whole`, with a sequence of their own. Does not wait. Fails
-  /// if `whole` has failed, and fails `whole` on timeout. Throws CommError if the memory cannot be mapped.
+  /// Makes the end for messages of `pair`, which includes this rank, within `whole`, with a separate sequence. Does not
+  /// wait. Fails if `whole` has failed, and fails `whole` on timeout. Throws CommError if the memory cannot be mapped.
   ShmGroup(std::shared_ptr<ShmGroup> whole, RankPair pair);
   ShmGroup(const ShmGroup&) = delete;
   ShmGroup& operator=(const ShmGroup&) = delete;
@@ -41,7 +41,7 @@ class ShmGroup {
   bool has_reached(uint64_t number, Stage stage);
   /// Returns whether wait() would return or throw at once.
   bool is_over(uint64_t number, Stage stage);
-  /// Returns when the call has reached `stage`; a `timeout` of 0 is the group's. Throws CommError if ranks made
+  /// Waits until the call has reached `stage`; a `timeout` of 0 is the group's. Throws CommError if ranks made
   /// different calls, a missing rank died, left or failed, or on timeout.
   void wait(uint64_t number, Stage stage, std::chrono::milliseconds timeout);
 
@@ -68,7 +68,7 @@ class ShmGroup {
   bool has_left(int peer) { return whole_arena().control(members_.ranks[peer]).left.load() != 0; }
   template <class IsGone>
   std::vector<int> missing_who(IsGone is_gone);
-  /// Returns why what is missing will not come, or "" if it still may.
+  /// Returns why missing data will not arrive, or "" if it still may.
   std::string find_fault(Clock::time_point now);
   [[noreturn]] void time_out(uint64_t number, std::chrono::milliseconds timeout);
   /// Records a failure for the group's other ranks.

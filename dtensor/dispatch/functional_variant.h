@@ -1,5 +1,5 @@
 #pragma once
-// Runs in-place and out= ops without a rule as their functional form, and copies the result: add.out(a, b, out) as
+// Runs in-place and out= ops without a rule as their functional variant, and copies the result: add.out(a, b, out) as
 // out.copy_(add(a, b)), and renorm_(x, ...) as x.copy_(renorm(x, ...)).
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Returns the op that computes what `op` writes without writing; nullopt if ATen has none.
+/// Returns the op that returns the result of `op` without writing an argument; nullopt if ATen has none.
 std::optional<c10::OperatorHandle> functional_variant(const c10::OperatorHandle& op);
 
 /// Runs `op` as `functional`. Written tensors keep their placements; an out= tensor of other sizes is resized, like a

@@ -25,7 +25,7 @@ at::Tensor replicated(const at::Tensor& plain, const DeviceMesh& mesh);
 /// Returns Replicate for every axis of `mesh`.
 Placements copies_on(const DeviceMesh& mesh);
 
-/// Returns whether autograd records what a plain tensor becomes.
+/// Returns whether autograd must record the conversion of a plain tensor.
 bool has_gradient_to_record(const at::Tensor& plain);
 
 using MakeReplicated = c10::function_ref<at::Tensor(const at::Tensor& plain, const DeviceMesh& mesh)>;

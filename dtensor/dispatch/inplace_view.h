@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-/// Makes `self` what `other` is and returns it. Detached copies of `self` that share its data keep their sizes.
+/// Makes `self` adopt the data of `other` and returns it. Detached copies of `self` that share its data keep their
+/// sizes.
 const at::Tensor& adopt_data(const at::Tensor& self, const at::Tensor& other);
 at::Tensor& adopt_data(at::Tensor& self, const at::Tensor& other);
 

@@ -56,15 +56,15 @@ void put_local_arguments(const CallSignature& call, const Locals& locals, torch:
 bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                         const Locals& locals, torch::jit::Stack* stack);
 
-/// Calls the op on a few elements if this rank has none, to throw what it throws; see OpRule::needs_dry_run.
+/// Runs the op on a few elements if this rank has none, so that it throws the same errors; see OpRule::needs_dry_run.
 void dry_run_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals);
 
-/// Calls the op on tensors of size 2 in each dim, to throw what it throws for dtypes and numbers. For ranks that
+/// Runs the op on tensors of size 2 in each dim, so that errors about dtypes and numbers are thrown. For ranks that
 /// compute with other numbers than the first one, which would otherwise throw alone.
 void dry_run_on_size_two(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-/// Calls the op on zeros with the sizes of the first rank's shards, to throw what it throws. These are the largest; see
-/// OpPlan::must_dry_run.
+/// Runs the op on zeros with the sizes of the first rank's shards, so that its errors are thrown. These are the
+/// largest; see OpPlan::must_dry_run.
 void ask_as_first_rank(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                        const Locals& locals);
 

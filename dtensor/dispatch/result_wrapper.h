@@ -1,5 +1,5 @@
 #pragma once
-// Makes DTensors of what an op computed on local tensors; internal to this package.
+// Wraps an op's local results in DTensors; internal to this package.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>

@@ -1,5 +1,5 @@
 #pragma once
-// Copies what an op wrote to a redistributed operand back to the operand; internal to this package.
+// Copies an op's result in a redistributed operand back to the operand; internal to this package.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The cast of mixed precision, of what goes into a forward or comes out of it.
+// Mixed-precision cast of a forward's inputs or outputs.
 
 #include "nn/hooks/hook_point.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// The product of a linear layer, fast where a decoder generates text: for few rows, in c10::InferenceMode.
+// Linear layer for text generation: fast for few rows, in c10::InferenceMode.
 //
 // There a product takes as long as the weights take to be read. MKL's and oneDNN's kernels for 2 to 16 rows need two to
 // four times that (benchmarks/models/generate.cpp).

@@ -129,8 +129,7 @@ struct FlightCall {
 };
 
 /// Names the purpose of the calling thread's communication, such as a unit of fully_shard. Scopes nest; the innermost
-/// one
-/// applies. `label` must outlive the scope. Thread safety: affects its own thread only.
+/// one applies. `label` must outlive the scope. Thread safety: affects its own thread only.
 class FlightLabel {
  public:
   explicit FlightLabel(std::string_view label);

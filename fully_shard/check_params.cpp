@@ -24,7 +24,7 @@ void check_unmanaged(const ManagedParam& param, const std::string& where) {
                 where, param.name, origin->module, origin->name);
 }
 
-/// Null for a plain parameter.
+/// Returns the tensor-parallel spec of a parameter, or null for a plain one.
 SpecPtr checked_tp_spec(const ManagedParam& param, const DeviceMesh& mesh, const std::string& where) {
   if (!is_dtensor(param.tensor)) {
     return nullptr;
@@ -40,7 +40,8 @@ SpecPtr checked_tp_spec(const ManagedParam& param, const DeviceMesh& mesh, const
   return spec;
 }
 
-/// Those without memory yet may be anywhere later; those that are offloaded are on the CPU already.
+/// Returns whether the device is valid. Meta tensors may get memory anywhere later; offloaded ones are already on the
+/// CPU.
 bool fits_device(const at::Tensor& tensor, const ParamRequirements& required) {
   return tensor.is_meta() || tensor.device().type() == required.mesh.device_type() ||
          (required.options.offload_policy && tensor.is_cpu());
@@ -81,7 +82,7 @@ void check_same_device(const ManagedParam& param, const ManagedParam& first, con
                 first.tensor.device().str(), param.name, param.tensor.device().str());
 }
 
-/// Their gradients are reduced together.
+/// Throws unless trained parameters have one dtype, because their gradients are reduced together.
 void check_trained_dtypes(const std::vector<ManagedParam>& params, const std::string& where) {
   const auto is_trained = [](const ManagedParam& param) { return param.tensor.requires_grad(); };
   const auto first = std::ranges::find_if(params, is_trained);

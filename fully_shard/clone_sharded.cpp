@@ -24,10 +24,10 @@ namespace tessera {
 
 namespace {
 
-/// What install() and make_unit() give a module.
+/// Numbers of hooks and attachments that install() and make_unit() add to a module.
 constexpr CloneScope::Renewed kOfAUnit{.hooks = 3, .attachments = 2};
 
-/// One rank alone may keep a graph that waits for its backward.
+/// Throws on every rank, because only one rank may keep a graph that expects a backward.
 void check_idle(torch::nn::Module& module) {
   const auto states = fsdp_states(module);
   std::string fault;
@@ -48,7 +48,7 @@ struct Unit {
   std::shared_ptr<const UnitRecipe> recipe;
 };
 
-/// The units of `module` in the order in which they were made.
+/// Returns the units of `module` in the order in which they were made.
 std::vector<Unit> units_as_made(torch::nn::Module& module) {
   std::vector<Unit> units;
   for (const auto& each : module.modules()) {
@@ -62,7 +62,7 @@ std::vector<Unit> units_as_made(torch::nn::Module& module) {
   return units;
 }
 
-/// Before anything is copied.
+/// Runs before anything is copied.
 void check_all_inside(torch::nn::Module& module, const std::vector<Unit>& units) {
   const auto inside = module.modules();
   for (const auto& [state, recipe] : units) {
@@ -75,7 +75,7 @@ void check_all_inside(torch::nn::Module& module, const std::vector<Unit>& units)
   }
 }
 
-/// Modules and tensors of a module and those of its copy, which has the same structure.
+/// Modules and tensors of a module and of its copy, which has the same structure.
 struct Counterparts {
   std::unordered_map<const torch::nn::Module*, torch::nn::Module*> modules;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> tensors;

@@ -27,11 +27,11 @@ namespace {
 
 using ModulePtr = std::shared_ptr<torch::nn::Module>;
 
-/// A unit, and what becomes of it.
+/// Unit with its new options and parameters.
 struct ConvertedUnit {
   std::shared_ptr<FSDPState> state;
   std::shared_ptr<UnitRecipe> recipe;
-  at::Device device;  // to compute on
+  at::Device device;  // compute device
   DeviceMesh mesh;
   ParamGroup::Options group;
   std::vector<ParamInfo> params = {};  // full, without memory
@@ -58,7 +58,7 @@ bool changes(const FSDPState& state, const UnitConversion& to) {
                    }));
 }
 
-/// The outermost modules of trees that ran, each once. Units of one tree share memory and streams.
+/// Returns the outermost modules of trees that ran, each once. Units of one tree share memory and streams.
 std::vector<ModulePtr> outermost_modules(const std::vector<NamedState>& units) {
   std::vector<ModulePtr> modules;
   for (const auto& [path, state] : units) {
@@ -113,7 +113,7 @@ ConvertedUnit plan_unit(const std::shared_ptr<FSDPState>& state, const UnitConve
   return unit;
 }
 
-/// Versions go on, so that a graph of before sees the change.
+/// Versions continue, so that an earlier graph detects the change.
 void copy_values(const ShardedParam& from, ShardedParam& to, const at::TensorOptions& options) {
   const auto& shard = to.shard();
   shard.copy_(from.shard());

@@ -15,7 +15,7 @@ namespace tessera {
 
 namespace {
 
-/// Calls `apply` with the settings of the unit of `module`, and if `recurse` with those of all units below.
+/// Calls `apply` with the settings of the unit of `module` and, if `recurse`, with those of all units below.
 template <class Apply>
 void for_settings(torch::nn::Module& module, FSDPState& own, bool recurse, Apply&& apply) {
   apply(own.settings());
@@ -29,7 +29,7 @@ void for_settings(torch::nn::Module& module, FSDPState& own, bool recurse, Apply
   }
 }
 
-/// Those at and below `module`, and those above that its parameters are of.
+/// Returns the units at and below `module`, and units above it that own its parameters.
 std::vector<NamedState> units_of_params(torch::nn::Module& module) {
   auto units = fsdp_states(module);
   for (const auto& param : module.parameters()) {
@@ -196,7 +196,7 @@ void FSDPModule::set_modules_to_backward_prefetch(std::optional<std::vector<FSDP
 void FSDPModule::reset_iter_state() {
   const auto& root = state_->root();
   if (!root) {
-    return;  // no forward ran yet
+    return;  // no forward has run yet
   }
   TESSERA_CHECK(StateError, root->is_outermost(*state_),
                 "reset_iter_state: {} is the unit '{}' of a larger model; call it on the outermost module",

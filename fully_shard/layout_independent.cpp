@@ -39,7 +39,7 @@ bool is_power_of_two(int64_t number) {
   return number > 0 && std::has_single_bit(static_cast<uint64_t>(number));
 }
 
-/// Those on the axes of tensor parallelism; none for a parameter that only data parallelism has.
+/// Returns the placements on the tensor-parallel axes; empty for a parameter with only data parallelism.
 Placements tp_placements(const ShardedParam& param, const DataParallelAxes& axes) {
   const auto& placements = param.spec()->placements();
   return {placements.begin() + axes.mesh.ndim(), placements.end()};
@@ -70,8 +70,8 @@ void check_unit(const FSDPState& state, const DataParallelAxes& axes) {
 
 struct TrainedParam {
   at::Tensor tensor;
-  int64_t rows;             // along dim 0, of all ranks of data parallelism
-  Placements tp_placement;  // one, or none
+  int64_t rows;             // along dim 0, over all data-parallel ranks
+  Placements tp_placement;  // one or none
 };
 
 const ShardedParam& sharded_param(const at::Tensor& tensor, const std::string& name) {
@@ -84,7 +84,7 @@ const ShardedParam& sharded_param(const at::Tensor& tensor, const std::string& n
   return *std::ranges::find_if(params, [&](const ShardedParam& param) { return param.param().is_same(tensor); });
 }
 
-/// Each once.
+/// Returns the trained parameters, each once.
 std::vector<TrainedParam> trained_params(const torch::nn::Module& model, const DataParallelAxes& axes) {
   std::unordered_set<c10::TensorImpl*> seen;
   std::vector<TrainedParam> params;
@@ -98,7 +98,7 @@ std::vector<TrainedParam> trained_params(const torch::nn::Module& model, const D
   return params;
 }
 
-/// The group of tensor parallelism; null without it, or over one rank.
+/// Returns the tensor-parallel group; null without one, or for one rank.
 ProcessGroupPtr tp_group(const std::vector<NamedState>& units, const DataParallelAxes& axes) {
   std::optional<DeviceMesh> mesh;
   for (const auto& [path, state] : units) {
@@ -119,7 +119,7 @@ ProcessGroupPtr tp_group(const std::vector<NamedState>& units, const DataParalle
   return mesh && mesh->size(axes.mesh.ndim()) > 1 ? mesh->group(axes.mesh.ndim()) : nullptr;
 }
 
-/// Of gradients that are there in both.
+/// Returns the local tensors of gradients that are defined in both lists.
 std::vector<at::Tensor> locals(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& others) {
   std::vector<at::Tensor> result;
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -141,7 +141,7 @@ void add_gradients(std::vector<at::Tensor>& sums, std::vector<at::Tensor>& terms
   }
 }
 
-/// In an order that depends on the number of values alone.
+/// Sums in an order that depends only on the number of values.
 template <class Value>
 double sum_squares(const Value* values, int64_t count) {
   constexpr int64_t kLanes = 8;
@@ -175,7 +175,7 @@ void write_row_squares(const at::Tensor& local, double* squares) {
   }
 }
 
-/// With tensor parallelism it may be a DTensor.
+/// Returns the local loss, which may be a DTensor with tensor parallelism.
 at::Tensor local_loss(const at::Tensor& loss) {
   return is_dtensor(loss) ? full_tensor(loss.detach()) : loss.detach();
 }
@@ -188,7 +188,7 @@ double sum_in_order(const at::Tensor& values) {
 }  // namespace
 
 struct LayoutIndependentGradients::Impl {
-  using Gradients = std::vector<at::Tensor>;  // one a parameter, or undefined
+  using Gradients = std::vector<at::Tensor>;  // one per parameter, may be undefined
   /// Gradients of aligned blocks of parts.
   struct TreeNode {
     int64_t parts;
@@ -200,9 +200,9 @@ struct LayoutIndependentGradients::Impl {
   DataParallelAxes axes = {};
   std::vector<TrainedParam> params = {};
   ProcessGroupPtr tp = nullptr;
-  int64_t block_parts = 1;  // that all ranks compute together
-  TreeParts own = {};       // of a block
-  int64_t passes = 1;       // of each rank in a block
+  int64_t block_parts = 1;  // computed by all ranks together
+  TreeParts own = {};       // this rank's parts of a block
+  int64_t passes = 1;       // per rank and block
 
   void set_up();
   void run_passes(const std::function<void(int64_t part, bool is_repeated, bool is_last)>& run,
@@ -254,8 +254,8 @@ void LayoutIndependentGradients::Impl::set_up() {
   }
 }
 
-/// All ranks make as many passes, since each gathers parameters. A rank with one part of a block that takes two passes
-/// begins with a repetition of it.
+/// All ranks run equally many passes, since each pass gathers parameters. A rank with one part in a block of two passes
+/// runs that part twice.
 void LayoutIndependentGradients::Impl::run_passes(
     const std::function<void(int64_t part, bool is_repeated, bool is_last)>& run,
     const std::function<void()>& after_block) const {
@@ -268,7 +268,7 @@ void LayoutIndependentGradients::Impl::run_passes(
   }
 }
 
-/// From the losses of this rank's parts, and zeros.
+/// Returns the mean. `losses` has the losses of this rank's parts and zeros.
 double LayoutIndependentGradients::Impl::mean_of(const at::Tensor& losses) const {
   for (int64_t axis = 0; axis < axes.mesh.ndim(); ++axis) {
     if (axes.mesh.size(axis) > 1) {
@@ -287,8 +287,8 @@ LayoutIndependentGradients::Impl::Gradients LayoutIndependentGradients::Impl::ta
   return gradients;
 }
 
-/// Adds those of each row along dim 0, then the rows, and then the ranks of tensor parallelism, of which the first one
-/// counts what all have.
+/// Sums the squares within each row along dim 0, then over rows, then over tensor-parallel ranks, the first of which
+/// counts replicated gradients.
 double LayoutIndependentGradients::Impl::sum_gradient_squares() const {
   const bool is_first = !tp || tp->getRank() == 0;
   const auto is_counted = [&](const TrainedParam& param) {
@@ -309,7 +309,7 @@ double LayoutIndependentGradients::Impl::sum_gradient_squares() const {
     }
   }
   if (axes.num_shards() > 1) {
-    all_reduce(squares, ReduceOp::Sum, axes.shard_group());  // others have zeros there
+    all_reduce(squares, ReduceOp::Sum, axes.shard_group());  // other ranks have zeros there
   }
   const double own_sum = sum_in_order(squares);
   if (!tp) {

@@ -24,7 +24,8 @@ namespace {
 constexpr double kMebibyte = 1024 * 1024;
 constexpr double kLargestBucketMb = 1024 * 1024;
 
-/// Parameters without memory, and those that stay on the CPU, compute on the accelerator if there is one.
+/// Makes the default mesh. Parameters on meta, and offloaded ones on the CPU, compute on the accelerator if there is
+/// one.
 DeviceMesh default_mesh(const std::vector<ManagedParam>& params, bool offloads) {
   if (!is_initialized()) {
     init_process_group();
@@ -45,7 +46,7 @@ std::string join_type_names(const std::vector<HookPoint*>& points) {
   return points.size() == 1 ? names[0] : fmt::format("[{}]", fmt::join(names, ", "));
 }
 
-/// Ranks that keep a share after forward; 0 where a bool says it all.
+/// Returns the group size of post-forward shards; 0 if reshard_after_forward is a bool.
 int64_t post_forward_ranks(const FullyShardOptions& options, const DeviceMesh& mesh, const std::string& where) {
   if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
     return 0;
@@ -58,7 +59,7 @@ int64_t post_forward_ranks(const FullyShardOptions& options, const DeviceMesh& m
   return size == 1 || size == ranks ? 0 : size;
 }
 
-/// A smaller group of one rank is no resharding at all; one of all ranks is the usual one.
+/// Converts the option to a bool. A group size of 1 means false; one of all ranks means true.
 std::optional<bool> reshards_after_forward(const FullyShardOptions& options) {
   if (!options.reshard_after_forward) {
     return std::nullopt;
@@ -67,11 +68,11 @@ std::optional<bool> reshards_after_forward(const FullyShardOptions& options) {
   return size ? *size > 1 : options.reshard_after_forward->is_on();
 }
 
-/// One unit in the making: what the user asked for, and what follows from it.
+/// Plan of a new unit: the user's request and values derived from it.
 struct UnitPlan {
   const UnitConfig& request;
   std::vector<HookPoint*> points;
-  std::string label;  // the modules' types
+  std::string label;  // types of the modules
   std::string where;  // "fully_shard(Block)"
   DeviceMesh mesh;
   std::vector<ParamInfo> params;
@@ -126,8 +127,8 @@ std::string describe_plan(const UnitPlan& unit_plan) {
                          : "");
 }
 
-/// Plans the unit, if all ranks plan the same; else every rank throws, one that could not plan its own failure. The
-/// ranks that share parameters by tensor parallelism run the unit together, so they ask one another too.
+/// Plans the unit and throws on every rank unless all ranks have the same plan; a rank that could not plan throws its
+/// own error. Ranks that share parameters by tensor parallelism run the unit together, so they are compared too.
 void plan_together(UnitPlan& unit_plan, const std::vector<ManagedParam>& params) {
   auto meshes = tensor_parallel_meshes(params);
   meshes.insert(meshes.begin(), unit_plan.mesh);
@@ -153,7 +154,7 @@ std::shared_ptr<UnitRecipe> make_recipe(const UnitPlan& unit_plan) {
   return recipe;
 }
 
-/// Whether shards are made as outside of InferenceMode: where parameters are that may be trained there.
+/// Returns whether to create shards outside InferenceMode, which is needed if parameters may be trained.
 bool leaves_inference_mode(const std::vector<ManagedParam>& params) {
   return c10::InferenceMode::is_enabled() &&
          std::ranges::none_of(params, [](const ManagedParam& param) { return param.tensor.is_inference(); });

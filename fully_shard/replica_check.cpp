@@ -23,21 +23,21 @@ namespace tessera {
 
 namespace {
 
-/// A parameter that is to be compared.
+/// Parameter to compare.
 struct Held {
   std::string name;
   at::Tensor param;
   at::Tensor local;
-  std::optional<DeviceMesh> data_parallel;  // of its unit
+  std::optional<DeviceMesh> data_parallel;  // mesh of its unit
   SpecPtr spec = nullptr;                   // null: plain, and in no unit
 };
 
-/// One that some ranks of a mesh hold alike.
+/// Parameter that is replicated over some ranks of a mesh.
 struct Copied {
   std::string name;
   std::string digest;
-  std::vector<int64_t> axes;  // of the mesh, along which its copies are
-  bool beyond_data_parallel;  // one of them is not of its unit's mesh
+  std::vector<int64_t> axes;  // axes of the mesh along which it is replicated
+  bool beyond_data_parallel;  // whether one of them is outside its unit's mesh
 };
 
 std::string compute_digest(const at::Tensor& local) {
@@ -54,7 +54,7 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
          std::ranges::all_of(part.axis_names(), [&](const auto& name) { return has_axis(mesh, name); });
 }
 
-/// Those on which the parameters lie that have units of one mesh (or none), without those that are parts of another.
+/// Returns the parameters' meshes for units with this data-parallel mesh (or none), without meshes contained in others.
 std::vector<DeviceMesh> widest_meshes(const std::vector<Held>& all, const std::optional<DeviceMesh>& data_parallel) {
   std::vector<DeviceMesh> meshes;
   for (const auto& held : all) {
@@ -67,7 +67,7 @@ std::vector<DeviceMesh> widest_meshes(const std::vector<Held>& all, const std::o
   return meshes;
 }
 
-/// What the ranks of `mesh` have to compare.
+/// Returns the parameters that the ranks of `mesh` must compare.
 std::vector<Copied> copies_on(const DeviceMesh& mesh, const std::vector<Held>& all,
                               const std::optional<DeviceMesh>& data_parallel) {
   std::vector<Copied> copies;
@@ -95,7 +95,7 @@ std::vector<Copied> copies_on(const DeviceMesh& mesh, const std::vector<Held>& a
   return copies;
 }
 
-/// The place in mesh.ranks() of the rank that has the first copy of what number `index` has.
+/// Returns the index in mesh.ranks() of the rank with the first copy of the data of rank `index`.
 size_t first_copy(const DeviceMesh& mesh, const std::vector<int64_t>& axes, size_t index) {
   for (const int64_t axis : axes) {
     size_t stride = 1;
@@ -181,7 +181,7 @@ std::vector<Held> held_by_units(const std::vector<NamedState>& states) {
   return all;
 }
 
-/// No unit, also not of a module above, has the parameters, and some of them are DTensors.
+/// Returns whether no unit, not even one of a module above, owns the parameters, and some of them are DTensors.
 bool is_tensor_parallel_alone(const torch::nn::Module& module) {
   bool has_dtensors = false;
   for (const auto& param : module.parameters()) {
@@ -194,7 +194,7 @@ bool is_tensor_parallel_alone(const torch::nn::Module& module) {
   return has_dtensors;
 }
 
-/// Of a model that has tensor parallelism alone.
+/// Returns the parameters of a model with tensor parallelism only.
 std::vector<Held> held_by(torch::nn::Module& module) {
   std::vector<Held> all;
   for (const auto& item : module.named_parameters()) {

@@ -26,7 +26,7 @@ void check_shard_device(const FSDPState& state, at::Device device) {
                 state.label(), belongs, device.str(), belongs);
 }
 
-/// Parameters of units that `module` does not contain.
+/// Throws for parameters of units that `module` does not contain.
 void check_managed(const Tensors& params, const std::unordered_set<const c10::TensorImpl*>& own) {
   for (const auto& item : params) {
     const auto* meta = item.value().defined() ? dtensor_meta(item.value()) : nullptr;

@@ -26,7 +26,7 @@ using torch::autograd::edge_list;
 
 struct BoundaryNodes {
   std::vector<decltype(make_node<BoundaryNode>(edge_list()))> nodes;
-  std::vector<at::Tensor> tensors;  // in front of them
+  std::vector<at::Tensor> tensors;  // the nodes' inputs
 };
 
 const at::Tensor& first_on_device(const BoundaryNodes& boundary) {
@@ -34,7 +34,7 @@ const at::Tensor& first_on_device(const BoundaryNodes& boundary) {
   return found == boundary.tensors.end() ? boundary.tensors.at(0) : *found;
 }
 
-/// Autograd has a thread a device, and runs a node in that of its first input which is not on the CPU.
+/// Autograd has one thread per device, and runs a node in the thread of its first input that is not on the CPU.
 void run_in_one_thread(const BoundaryNodes& boundary) {
   for (size_t i = 0; i < boundary.nodes.size(); ++i) {
     if (boundary.tensors[i].is_cpu() && !first_on_device(boundary).is_cpu()) {
@@ -43,7 +43,7 @@ void run_in_one_thread(const BoundaryNodes& boundary) {
   }
 }
 
-/// What detach() makes, without the dispatcher where that has nothing to say.
+/// Like detach(), but skips the dispatcher if no key needs it.
 at::Tensor make_alias(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   if (is_dtensor(tensor) || tensor.is_inference() || tensor.layout() != at::kStrided) {
@@ -52,13 +52,13 @@ at::Tensor make_alias(const at::Tensor& tensor) {
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
-/// Puts each tensor that needs a gradient behind a node of its own.
+/// Puts each tensor that needs a gradient behind a separate node.
 BoundaryNodes insert_boundary_nodes(std::span<at::Tensor* const> tensors, std::vector<AliasedTensor>* aliased) {
   BoundaryNodes boundary;
   if (!at::GradMode::is_enabled()) {
     return boundary;
   }
-  std::vector<at::Tensor> originals;  // of boundary.tensors: one alias of each, so that who changes one changes all
+  std::vector<at::Tensor> originals;  // of boundary.tensors: one alias for each, so that changes of one affect all uses
   for (auto* tensor : tensors) {
     if (!tensor->requires_grad()) {
       if (aliased) {
@@ -68,7 +68,7 @@ BoundaryNodes insert_boundary_nodes(std::span<at::Tensor* const> tensors, std::v
     }
     const auto is_tensor = [&](const at::Tensor& other) { return other.is_same(*tensor); };
     if (std::ranges::any_of(boundary.tensors, is_tensor)) {
-      continue;  // one variable may be there twice, and is the alias already
+      continue;  // the same variable occurred before, and is already the alias
     }
     if (const auto known = std::ranges::find_if(originals, is_tensor); known != originals.end()) {
       *tensor = boundary.tensors[static_cast<size_t>(known - originals.begin())];
@@ -88,9 +88,9 @@ BoundaryNodes insert_boundary_nodes(std::span<at::Tensor* const> tensors, std::v
   return boundary;
 }
 
-/// The node of the op that made `tensor`, if it can be a boundary. Not that of a view, which an op in place may leave
-/// out of the history, nor one that hooks of tensors run at, or that another thread made and others may use: node
-/// numbers are a thread's, too.
+/// Returns the node of the op that made `tensor`, or null if it cannot be a boundary. Excludes views, which an in-place
+/// op may remove from the history; nodes with tensor hooks; and nodes of another thread, which others may use. Sequence
+/// numbers are per thread, too.
 torch::autograd::Node* find_op(const at::Tensor& tensor) {
   if (!at::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_view()) {
     return nullptr;
@@ -102,22 +102,22 @@ torch::autograd::Node* find_op(const at::Tensor& tensor) {
   return is_free ? node : nullptr;
 }
 
-/// The one tensor that needs a gradient; null if there is none, or more.
+/// Returns the only tensor that needs a gradient; null if there are none or several.
 at::Tensor* only_one(std::span<at::Tensor* const> tensors) {
   const auto needs_gradient = [](const at::Tensor* tensor) { return tensor->requires_grad(); };
   const auto found = std::ranges::find_if(tensors, needs_gradient);
   return std::ranges::count_if(tensors, needs_gradient) == 1 ? *found : nullptr;
 }
 
-/// That of the output of a call which made it, and no unit inside of it.
+/// Returns the node of an output if this call made it, outside any inner unit.
 torch::autograd::Node* find_output_op(const at::Tensor& output, uint64_t first_node) {
   auto* node = find_op(output);
   return node && node->sequence_nr() >= first_node && node->pre_hooks().empty() ? node : nullptr;
 }
 
-/// That of the input of a call, which nothing else can have used before: what did so would come between the unit and
-/// the node in backward, and the unit would keep its memory for so long. No node is newer, but for a unit's that ends
-/// there.
+/// Returns the node of an input if nothing else can have used the input before: such a use would come between the unit
+/// and the node in backward, and the unit would keep its memory that long. No node is newer, except one of a unit that
+/// ends there.
 torch::autograd::Node* find_input_op(const at::Tensor& input) {
   auto* node = find_op(input);
   if (!node) {
@@ -142,7 +142,7 @@ edge_list edges_to(const std::vector<BoundarySide*>& sides) {
   return edges;
 }
 
-/// The sides whose joins lie behind a side, to which its tensors come `from`.
+/// Returns the sides whose joins are behind `side`, whose tensors come `from` these edges.
 std::vector<BoundarySide*> sides_behind(const BoundarySide& side, const edge_list& from, JoinSearch& search) {
   std::vector<BoundarySide*> sides;
   JoinPlace known;
@@ -158,8 +158,8 @@ std::vector<BoundarySide*> sides_behind(const BoundarySide& side, const edge_lis
   return sides;
 }
 
-/// Returns edges to the joins of sides, and makes those that are missing there and behind. A join gets its edges before
-/// one that has an edge to it, as autograd asks.
+/// Returns edges to the joins of sides, creating joins that are missing there and behind them. A join gets its edges
+/// before another join has an edge to it, as autograd requires.
 edge_list edges_to_joins(const std::vector<BoundarySide*>& sides, JoinSearch& search) {
   struct Made {
     decltype(make_node<JoinNode>(0, edge_list(), nullptr, nullptr)) join;
@@ -190,7 +190,7 @@ edge_list edges_to_joins(const std::vector<BoundarySide*>& sides, JoinSearch& se
   return edges_to(sides);  // while `made` keeps the joins
 }
 
-/// Puts the nodes onto the side. Several have their join at once, and it waits for them.
+/// Connects the nodes to the side. Several nodes get their join immediately, and it waits for them.
 void connect(const BoundaryNodes& boundary, const std::shared_ptr<BoundarySide>& side, JoinSearch& search,
              const BoundaryCallback& callback) {
   side->device = first_on_device(boundary).device();
@@ -216,7 +216,7 @@ void connect(const BoundaryNodes& boundary, const std::shared_ptr<BoundarySide>&
   }
 }
 
-/// Makes `op`, the node of the op that made the only tensor, the boundary, or gives the tensors nodes where it is null.
+/// Makes `op`, the node of the op that made the only tensor, the boundary. If it is null, inserts nodes.
 AutogradBoundary insert_nodes(std::span<at::Tensor* const> tensors, torch::autograd::Node* op, BoundarySide side_to_be,
                               std::function<void(bool)> callback, JoinSearch& search,
                               std::vector<AliasedTensor>* aliased) {

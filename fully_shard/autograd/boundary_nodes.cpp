@@ -21,7 +21,7 @@ using torch::autograd::variable_list;
 
 using Hooks = std::span<const std::unique_ptr<torch::autograd::FunctionPreHook>>;
 
-/// Null for others.
+/// Returns null for other hooks.
 const BoundaryHook* as_boundary(const torch::autograd::FunctionPreHook& hook) {
   return typeid(hook) == typeid(BoundaryHook) ? static_cast<const BoundaryHook*>(&hook) : nullptr;
 }
@@ -42,7 +42,7 @@ void check_no_graph_is_made() {
                 "the forward of one unit, and return what the loss needs of them; or leave create_graph off");
 }
 
-/// Whether the graph leads from `from` to what `to` stands for. No node is newer than those that lead to it.
+/// Returns whether the graph leads from `from` to the target of `to`. No node is newer than those that lead to it.
 bool leads_to(const torch::autograd::Node& from, const torch::autograd::Edge& to) {
   const bool is_leaf = to.function->sequence_nr() == std::numeric_limits<uint64_t>::max();
   std::vector<const torch::autograd::Node*> to_look_at{&from};
@@ -63,8 +63,8 @@ bool leads_to(const torch::autograd::Node& from, const torch::autograd::Edge& to
   return false;
 }
 
-/// Of outputs with tensor hooks, that these see all of a gradient: not where another one was computed from it, whose
-/// gradient does not come by.
+/// Checks that tensor hooks of outputs see the complete gradient. They do not if another output was computed from the
+/// hooked one, because its gradient takes another path.
 void check_hooks(const BoundarySide& side) {
   for (auto* output : side.outputs) {
     const auto brings_more = [&](const BoundaryNode* other) {

@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-/// Null for a leaf.
+/// Returns the node, or null for a leaf.
 const void* grad_node(const at::Tensor& tensor) {
   return tensor.grad_fn().get();
 }
@@ -21,7 +21,7 @@ at::Tensor view_base(const at::Tensor& tensor) {
   return tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
 }
 
-/// Returns whether a change of one is one of the other. The data of a DTensor's view may lie elsewhere, and is copied
+/// Returns whether a change of one tensor changes the other. A DTensor's view may have separate memory, which is copied
 /// back when the view changes.
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   return (storage_id(a) && storage_id(a) == storage_id(b)) || view_base(a).is_same(view_base(b));

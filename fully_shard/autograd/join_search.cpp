@@ -18,12 +18,12 @@ using torch::autograd::Node;
 
 constexpr int64_t kNoSearch = -1;
 
-/// One for each join.
+/// Returns one number per join.
 int64_t search_number(JoinPlace place) {
   return 2 * place.call + (place.is_of_outputs ? 1 : 0);
 }
 
-/// The searches behind a join.
+/// Adds the searches behind a join.
 void add_searches(JoinPlace place, std::unordered_set<int64_t>& searches) {
   searches.insert(search_number(place));
   searches.insert(search_number({.call = place.call}));
@@ -31,7 +31,7 @@ void add_searches(JoinPlace place, std::unordered_set<int64_t>& searches) {
 
 struct Visit {
   const Node* node;
-  int64_t last_search;  // that came by before
+  int64_t last_search;  // that visited the node before
   bool operator<(const Visit& other) const { return node->sequence_nr() < other.node->sequence_nr(); }
 };
 
@@ -43,7 +43,7 @@ std::vector<const Node*> JoinSearch::find(const std::vector<Edge>& from, JoinPla
   if (known.call != -1) {
     add_searches(known, behind_joins);
   }
-  std::priority_queue<Visit> visits;  // the newest first, so that a join is found before the ways around it
+  std::priority_queue<Visit> visits;  // newest first, so that a join is found before the paths around it
   const auto add = [&](const Edge& edge) {
     const auto* node = edge.function.get();
     if (!node || node->num_outputs() == 0) {

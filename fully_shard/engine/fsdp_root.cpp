@@ -16,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-/// The module whose forward is the outermost that runs in this thread; its type has a root.
+/// Module of the outermost forward running in this thread; its type has a root.
 thread_local torch::nn::Module* running_module = nullptr;
 
 bool is_below(const torch::nn::Module& module, const torch::nn::Module& above) {
@@ -24,7 +24,7 @@ bool is_below(const torch::nn::Module& module, const torch::nn::Module& above) {
   return std::any_of(modules.begin(), modules.end(), [&](const auto& below) { return below.get() == &module; });
 }
 
-/// Units that ran under another root are to be idle. Which graphs wait for their backward one rank alone may know.
+/// Throws unless units that ran under another root are idle. Only one rank may know of a graph that expects a backward.
 void check_taken_over(const std::vector<NamedState>& states) {
   if (std::ranges::none_of(states, [](const NamedState& unit) { return unit.state->root() != nullptr; })) {
     return;
@@ -42,7 +42,7 @@ void check_taken_over(const std::vector<NamedState>& states) {
   throw_on_all_ranks(states, states[0].state->api(), fault);
 }
 
-/// With each that still exists.
+/// Calls `visit` with each state that still exists.
 template <class Visit>
 void for_each_live(const std::vector<std::weak_ptr<FSDPState>>& units, Visit visit) {
   for (const auto& weak : units) {
@@ -62,7 +62,7 @@ std::vector<std::shared_ptr<StreamLane>> gather_streams(const std::vector<NamedS
   return streams;
 }
 
-/// Of gradients that peers can read where they lie.
+/// Returns the sizes of gradients that peers can read in place.
 std::vector<size_t> gradient_bytes(const std::vector<NamedState>& states) {
   std::vector<size_t> bytes;
   for (const auto& [path, state] : states) {
@@ -73,7 +73,7 @@ std::vector<size_t> gradient_bytes(const std::vector<NamedState>& states) {
   return bytes;
 }
 
-/// One line for each frozen parameter on the mesh, at least one.
+/// Returns one line per frozen parameter on the mesh, at least one line.
 std::vector<std::string> frozen_params_on(const DeviceMesh& mesh, const std::vector<NamedState>& units) {
   std::vector<std::string> lines;
   for (const auto& [path, state] : units) {
@@ -92,7 +92,7 @@ std::vector<std::string> frozen_params_on(const DeviceMesh& mesh, const std::vec
   return lines;
 }
 
-/// Gathers that a user issued carry the numbers that units had, and peers may be reading the shards that get others.
+/// Ends unshards issued by the user. They carry the units' old numbers, and peers may be reading the shards.
 void end_unshards(const std::vector<NamedState>& states) {
   for (const auto& [path, state] : states) {
     if (state->group() && state->group()->state() == ShardedState::Unsharding) {
@@ -114,7 +114,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
   check_taken_over(states);
   auto names = std::make_shared<std::vector<std::string>>();
   std::vector<std::weak_ptr<FSDPState>> units;
-  std::map<std::string, std::shared_ptr<BlockPool>> pools;  // by device: one has memory of one
+  std::map<std::string, std::shared_ptr<BlockPool>> pools;  // one per device
   for (const auto& [path, state] : states) {
     names->push_back(path);
     units.push_back(state);
@@ -128,7 +128,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
   root->has_shards_ = std::ranges::any_of(states, [](const NamedState& unit) {
     return unit.state->group() && unit.state->group()->context().axes.num_shards() > 1;
   });
-  // On the CPU each reduction compares them (reduce_scatter_layout.h), without a collective more.
+  // On the CPU each reduction compares them (reduce_scatter_layout.h), without another collective.
   root->agrees_on_frozen_ = std::ranges::all_of(states, [](const NamedState& unit) {
     return !unit.state->group() || unit.state->group()->context().device.is_cpu();
   });
@@ -144,14 +144,14 @@ void FSDPRoot::make(torch::nn::Module& module) {
   }
 }
 
-// On a GPU gradients of different parameters would be added up otherwise. In forward where it communicates anyway; a
-// rank may run replicas alone, up to their backward.
+// On a GPU, gradients of different parameters could otherwise be summed. This runs in forward if it communicates
+// anyway; replicas may run forward on a single rank, so they check in backward.
 void FSDPRoot::agree_on_frozen() {
   const UnobservedScope unobserved;
   std::vector<NamedState> units;
   for_each_live(states_, [&](FSDPState& unit) { units.push_back({unit.name(), unit.shared_from_this()}); });
   auto meshes = collect_meshes(units);
-  // What is found on a small one is known to all ranks of the larger ones.
+  // Small meshes first, so that all ranks of the larger ones learn of a difference.
   std::ranges::stable_sort(meshes, {}, [](const DeviceMesh& mesh) { return mesh.size(); });
   const auto where = fmt::format("{}: all ranks are to freeze (requires_grad is false) the same parameters of {}",
                                  units.at(0).state->api(), units[0].state->label());
@@ -163,7 +163,7 @@ std::shared_ptr<FSDPState> FSDPRoot::state_at(std::optional<int64_t> unit) const
   return unit ? states_.at(static_cast<size_t>(*unit)).lock() : nullptr;
 }
 
-// A forward inside of backward is a checkpointed region that is computed again: the order goes on as it was.
+// A forward inside backward is the recomputation of a checkpointed region, and does not change the order.
 void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) {
   if (current_backward() == -1) {
     thread_ = std::this_thread::get_id();
@@ -204,7 +204,7 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
   }
 }
 
-/// Shards on the host may be written once a forward has returned: no gradients come first where its loss is dropped.
+/// Waits for copies of shards from the host, which may be written after forward returns if the loss is dropped.
 void FSDPRoot::await_copies_of_shards() const {
   const auto offloads = [](const std::weak_ptr<FSDPState>& weak) {
     const auto unit = weak.lock();
@@ -246,9 +246,9 @@ void FSDPRoot::prefetch_in_forward(FSDPState& state) {
   }
 }
 
-/// One that failed gives the gradients back that earlier ones left, so that zero_grad() finds them and they do not come
-/// back after it. The rest waits for peers, and is left to the next forward or backward. As is all of it where a thread
-/// of libtorch's ends the backward (of a GPU), which the caller's thread does not wait for.
+/// If the backward failed, restores the gradients of earlier ones, so that zero_grad() finds them and they do not
+/// reappear after it. The remaining cleanup waits for peers and is left to the next forward or backward. All of it is
+/// left if a libtorch thread ends the backward (on a GPU), because the caller's thread does not wait for that.
 void FSDPRoot::backward_ended(int64_t id) noexcept {
   if (backward_ != id || std::this_thread::get_id() != thread_) {
     return;
@@ -259,7 +259,7 @@ void FSDPRoot::backward_ended(int64_t id) noexcept {
         unit.group()->gradients().release();
       }
     });
-  } catch (...) {  // an exception is on its way; the next forward does what is left
+  } catch (...) {  // an exception is already propagating; the next forward cleans up
   }
 }
 
@@ -281,7 +281,7 @@ void FSDPRoot::register_end_of_backward() {
     agree_on_frozen();
   }
   backward_ = current_backward();
-  // Ends with the callbacks of a backward, before the caller of a failed one gets the exception.
+  // Expires with the callbacks of a backward, before the caller of a failed one gets the exception.
   const std::shared_ptr<void> token(nullptr, [weak = weak_from_this(), id = backward_](void*) {
     if (const auto self = weak.lock()) {
       self->backward_ended(id);
@@ -318,8 +318,8 @@ void FSDPRoot::prefetch_in_backward(FSDPState& state) {
   }
 }
 
-/// Until all is done backward counts as running, so that the next forward recovers from what throws here, such as a
-/// user's reduction.
+/// Backward counts as running until everything is done, so that the next forward recovers from an exception here, such
+/// as one of a user's reduction.
 void FSDPRoot::finish_backward(int64_t id) {
   for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
     if (const auto locked = state->lock()) {
@@ -338,7 +338,8 @@ void FSDPRoot::finish_backward(int64_t id) {
   backward_token_.reset();
 }
 
-/// A failed forward leaves gathers in flight, which peers may not have joined yet: they are waited for only now.
+/// Recovers from a failed forward, which leaves gathers in flight. It waits for them only now, because peers may not
+/// have joined earlier.
 void FSDPRoot::recover() {
   if (backward_ != -1) {
     reset_iter_state();

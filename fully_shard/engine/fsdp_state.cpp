@@ -22,7 +22,7 @@ namespace tessera {
 
 namespace {
 
-/// Counts the calls of all units, so that a call knows whether there were others in it.
+/// Counts the calls of all units, so that a call can detect other calls inside it.
 thread_local int64_t differentiable_calls = 0;
 
 }  // namespace
@@ -30,7 +30,7 @@ thread_local int64_t differentiable_calls = 0;
 FSDPState::FSDPState(std::shared_ptr<ParamGroup> group, Options options)
     : group_(std::move(group)), options_(std::move(options)), name_(options_.label) {}
 
-/// A backward that failed may have left reductions that still write the gradients.
+/// A failed backward may have left reductions that still write the gradients.
 FSDPState::~FSDPState() {
   if (!group_) {
     return;
@@ -45,7 +45,7 @@ FSDPState::~FSDPState() {
   }
 }
 
-// The modules own their hooks, and they own this state. Graphs and parameters may outlive it: they refer weakly.
+// The modules own their hooks, which own this state. Graphs and parameters may outlive it and hold weak references.
 void FSDPState::install(const std::vector<HookPoint*>& points) {
   const auto self = shared_from_this();
   ran_.assign(points.size(), false);
@@ -94,9 +94,9 @@ bool FSDPState::is_running() const {
   return is_in_forward() || (backward_.is_entered() && current_backward() != -1);
 }
 
-/// Frees what does not have the shards' values. A share has those that forward computed with, for its backward. Others
-/// may have been gathered before shards were written: ahead of time by a unit of another tree, by the user, or by a
-/// forward that left them.
+/// Frees data that does not have the shards' values. A post-forward shard has the values that forward used, for its
+/// backward. Full parameters may have been gathered before shards were written: by a prefetch of another tree, by the
+/// user, or by a forward that kept them.
 void FSDPState::drop_outdated() {
   if (current_backward() == -1 && group_->state() == ShardedState::ShardedPostForward) {
     group_->reshard();
@@ -133,7 +133,7 @@ void FSDPState::prefetch(ShardFault fault) {
 }
 
 void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) {
-  std::thread::id running;  // compared first: a forward in another thread may be writing all else
+  std::thread::id running;  // checked first: a forward in another thread may be writing all other state
   const auto own = std::this_thread::get_id();
   TESSERA_CHECK(StateError, thread_.compare_exchange_strong(running, own) || running == own,
                 "{}: forward of {} was called while another thread runs it. Use one thread a rank", options_.api,
@@ -149,7 +149,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
       drop_outdated();
     }
   } catch (...) {
-    root_->forward_failed();  // no call is open yet, so that forward_failed() would not
+    root_->forward_failed();  // this call is not registered yet, so its own forward_failed() would not do this
     throw;
   }
   running_forwards_.emplace_back();
@@ -175,7 +175,7 @@ void FSDPState::insert_input_boundary(RunningForward& call, TensorRefs inputs) {
   if (group_) {
     call.forward_call->versions = group_->unit_params().versions();
   }
-  call.forward_call->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
+  call.forward_call->expected_in = root_->awaited_backward();  // for a recomputed call, the backward that it is in
   call.number = ++differentiable_calls;
   call.first_node = at::sequence_number::peek();
   call.boundary = insert_input_nodes(
@@ -237,14 +237,13 @@ void FSDPState::post_forward(TensorRefs outputs) {
   }
 }
 
-/// Does what there is to do without the call, which is open no more.
+/// Finishes a call after removing it from the open calls.
 void FSDPState::end_call(RunningForward& call, TensorRefs outputs) {
   const auto& forward_call = call.forward_call;
   if (group_ && group_->is_unsharded() && current_backward() == -1) {
     group_->unit_params().check_not_written();
   }
-  // Outputs that alias a parameter (the first rows of a table of positions) are copied: its storage is freed at
-  // reshard.
+  // Clones outputs that alias a parameter, such as a slice of a position table: its storage is freed at reshard.
   for (auto* output : outputs) {
     if (group_ && group_->unit_params().lends_memory_to(*output)) {
       *output = output->clone();
@@ -270,7 +269,8 @@ void FSDPState::end_call(RunningForward& call, TensorRefs outputs) {
   }
 }
 
-/// Without a backward to come, nothing else would free the parameters; inside of one it comes at once.
+/// Reshards if there will be no backward, since nothing else would free the parameters. Inside a backward, it comes
+/// soon.
 void FSDPState::reshard_after_forward(bool is_differentiable) {
   const auto& setting = settings_.reshard_after_forward;
   const bool reshards = setting ? *setting : options_.reshard_after_forward.value_or(!root_->is_outermost(*this));
@@ -285,7 +285,7 @@ void FSDPState::reshard_after_forward(bool is_differentiable) {
   }
 }
 
-/// Also called for a call that did not get as far as to be open, or was refused beside one in another thread.
+/// Also runs for a call that failed before it was registered, or was rejected because another thread runs one.
 void FSDPState::forward_failed() {
   if (thread_ != std::this_thread::get_id()) {
     return;
@@ -296,7 +296,7 @@ void FSDPState::forward_failed() {
       ran_.assign(ran_.size(), false);
     }
     if (is_forward_stopped()) {
-      root_->leave_forward(*this);  // of a checkpointed region; the unit's backward is about to use what was gathered
+      root_->leave_forward(*this);  // a checkpointed region; the unit's backward will use the gathered parameters
     } else {
       root_->forward_failed();
       if (group_ && group_->is_unsharded() && !is_in_forward() && !backward_.is_entered()) {

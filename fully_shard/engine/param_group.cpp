@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-/// Parameters on the meta device, and on the CPU with offloading, will compute on the thread's present device.
+/// Parameters on the meta device, and offloaded ones on the CPU, will compute on the thread's current device.
 at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
   if (param.device().type() == mesh.device_type() || mesh.device_type() == at::kCPU) {
     return mesh.device_type() == at::kCPU ? at::Device(at::kCPU) : param.device();
@@ -20,7 +20,7 @@ at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
   return c10::impl::getDeviceGuardImpl(mesh.device_type())->getDevice();
 }
 
-/// Whether one rank has all, where and as it is computed with.
+/// Returns whether one rank has all rows, on the compute device and in the compute dtype.
 bool is_alias(const std::vector<ParamInfo>& params, const ParamGroup::Options& options, at::Device compute_device) {
   return options.axes.num_shards() == 1 && (!options.offload || compute_device.is_cpu()) &&
          std::ranges::all_of(params, [](const auto& param) {
@@ -28,7 +28,7 @@ bool is_alias(const std::vector<ParamInfo>& params, const ParamGroup::Options& o
          });
 }
 
-/// Where shards and their gradients lie: in page-locked memory, if the user wants that.
+/// Returns the options of shards and their gradients: in page-locked memory, if the user requests it.
 at::TensorOptions shard_options(const ParamGroup::Options& options, at::Device compute_device) {
   const bool is_pinned = options.offload && options.offload->pin_memory && compute_device.is_cuda();
   return at::TensorOptions(options.offload ? at::Device(at::kCPU) : compute_device).pinned_memory(is_pinned);
@@ -125,8 +125,8 @@ void ParamGroup::unshard(const ParamVersions* used) {
   }
 }
 
-/// Returns false, and the unit is sharded again, if a rank could not tell when it issued the gather whether its
-/// parameters may be used: by now it can. All ranks read that in the tags, so all gather again.
+/// Returns false, and reshards, if a rank did not know whether its parameters may be used when it issued the gather
+/// (ShardFault::MaybeChanged); by now it knows. All ranks read that in the tags, so all gather again.
 bool ParamGroup::finish_unshard(const ParamVersions* changed) {
   const MemoryLabel memory(MemoryUse::GatheredParameters, name());
   bool is_decided = true;
@@ -222,7 +222,7 @@ void ParamGroup::abort_backward(bool reshards) {
       reshard_unchecked();
     }
   } catch (const CommError&) {
-    // The gradients go all the same; whoever uses the group next has the error.
+    // The gradients are still sent; the next user of the group gets the error.
   }
   gradients_.abort();
 }

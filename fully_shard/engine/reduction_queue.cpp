@@ -14,12 +14,12 @@ namespace tessera {
 
 namespace {
 
-/// `numel` elements whose memory is the pool's.
+/// Returns `numel` elements in memory of the pool.
 at::Tensor acquired(int64_t numel, const at::TensorOptions& options, BlockPool& pool) {
   return PooledBuffer(numel, options).acquire(pool);
 }
 
-/// The tensor's memory, which ends with the result and the last of the tensor's views.
+/// Returns a handle to the tensor's memory, which is freed with it and the last view of the tensor.
 c10::DataPtr hold(at::Tensor tensor) {
   void* const data = tensor.mutable_data_ptr();
   const c10::Device device = tensor.device();
@@ -31,7 +31,7 @@ int64_t count_bytes(const ReduceScatterLayout& layout) {
   return layout.numel() * static_cast<int64_t>(layout.options().dtype().itemsize());
 }
 
-/// Returns whether both can be in one all-reduce.
+/// Returns whether both can share an all-reduce.
 bool can_share(const GradientReducer& a, const GradientReducer& b) {
   return a.context().axes.replica_group() == b.context().axes.replica_group() && a.op() == b.op() &&
          a.layout().dtype() == b.layout().dtype() && a.context().device == b.context().device;
@@ -39,7 +39,7 @@ bool can_share(const GradientReducer& a, const GradientReducer& b) {
 
 }  // namespace
 
-// Without streams, collectives in flight keep what they read and write.
+// Without streams, collectives in flight keep their tensors alive.
 ReductionQueue::~ReductionQueue() {
   if (streams_.empty()) {
     return;

@@ -14,7 +14,7 @@ namespace tessera {
 
 namespace {
 
-/// Throws for a backward that hands gradients of parameters to its caller.
+/// Throws for a backward that returns gradients of parameters to its caller.
 void check_accumulates(const FSDPState& unit) {
   for (const auto& param : unit.group()->params()) {
     TESSERA_CHECK(NotImplementedError, !param.requires_grad() || !is_captured(param.param()),
@@ -25,7 +25,7 @@ void check_accumulates(const FSDPState& unit) {
   }
 }
 
-/// Throws for the gradient of a plain parameter that met DTensors, which is dropped.
+/// Throws for a plain parameter's gradient from an op with DTensors, which is dropped.
 void check_not_foreign(const ShardedParam& param, const FSDPState& unit) {
   const DeviceMesh mesh = device_mesh(param.param().grad());
   if (mesh == param.spec()->mesh()) {
@@ -43,7 +43,7 @@ bool is_to_come(const ForwardCall& call) {
   return call.backward != current_backward() && is_in_running_backward(call.outputs);
 }
 
-/// The graph of the running backward decides, and for one nested in it what was noted when it began.
+/// Uses the graph of the running backward or, for one nested in it, the calls recorded when it began.
 bool is_due_call(const ForwardCall& call) {
   return call.expected_in != -1 || is_to_come(call);
 }
@@ -117,9 +117,9 @@ void UnitBackward::begin(int64_t id) {
 void UnitBackward::enter(ForwardCall& call, bool has_gradient) {
   const auto& group = unit_.group();
   const auto& settings = unit_.settings();
-  const bool is_first = call.backward != current_backward();  // not at another output before
-  // The gather below tells all ranks what changed. Without it, or behind that of a recomputation, this one alone sees
-  // it.
+  const bool is_first = call.backward != current_backward();  // not reached by another output before
+  // The gather below tells all ranks about changes. Without it, or after that of a recomputation, only this rank
+  // detects them.
   const bool gathers = is_first && !call.recomputation && settings.unshard_in_backward;
   if (group && has_gradient && !gathers) {
     group->unit_params().check_unchanged_since(call.versions);
@@ -128,12 +128,12 @@ void UnitBackward::enter(ForwardCall& call, bool has_gradient) {
     return;
   }
   if (call.recomputation) {
-    call.recomputation->unpack();  // here, whichever outputs of the region this rank's loss uses
+    call.recomputation->unpack();  // now, whichever outputs of the region this rank's loss uses
   }
   call.backward = current_backward();
   call.expected_in = -1;
   if (!group) {
-    return;  // its boundary is there for the units inside, which ranks reach by different outputs
+    return;  // this boundary serves the units inside, which ranks reach by different outputs
   }
   unit_.root()->enter_backward(unit_);
   check_accumulates(unit_);
@@ -154,7 +154,7 @@ void UnitBackward::enter(ForwardCall& call, bool has_gradient) {
 
 void UnitBackward::leave(const ForwardCall& call) {
   if (!unit_.group() || call.backward != current_backward()) {
-    return;  // the inputs' gradients do not come through this call's outputs
+    return;  // the inputs' gradients did not come through this call's outputs
   }
   if (--active_calls_ > 0) {
     return;
@@ -200,9 +200,9 @@ void UnitBackward::reduce() {
   unit_.root()->reductions().push(unit_.group(), settings);
 }
 
-/// A gradient may come before backward does to the outermost unit: that of a parameter which only the loss uses (the
-/// log_std of a policy), and which was whole then, as it is after the unit's forward. It is reduced with the others,
-/// and may not be added to a sharded one that an earlier backward left.
+/// Handles a gradient that arrives before backward reaches the outermost unit: that of a parameter that only the loss
+/// uses (the log_std of a policy), and that was unsharded then, as it is after the unit's forward. It is reduced with
+/// the others, and must not be added to a sharded one from an earlier backward.
 void UnitBackward::before_accumulation(size_t param, bool of_dtensor) {
   const auto& group = unit_.group();
   const bool may_be_of_shards = of_dtensor && !group->is_unsharded();
@@ -214,7 +214,7 @@ void UnitBackward::before_accumulation(size_t param, bool of_dtensor) {
   phase_ = Phase::Early;
 }
 
-/// A plain gradient that is refused is dropped, since nothing would reduce it.
+/// Throws and drops a plain gradient that nothing would reduce.
 void UnitBackward::check_arrival(size_t param) const {
   const auto& group = unit_.group();
   const bool is_sharded = !group->is_unsharded() && unit_.settings().unshard_in_backward;
@@ -238,8 +238,8 @@ void UnitBackward::check_arrival(size_t param) const {
                         where, label, kKept));
 }
 
-/// The gradient of a term of the loss that was computed with the sharded parameter is that of the whole term already.
-/// The reduction adds the average to it, as to what an earlier backward left, unless it is under way.
+/// Handles the gradient of a loss term computed with the sharded parameter, which is already that of the full term. The
+/// reduction adds the average to it, as to the gradient of an earlier backward, unless it is in progress.
 void UnitBackward::take_sharded_gradient(size_t param) const {
   const auto& group = unit_.group();
   auto& own = group->unit_params().all()[param];
@@ -321,7 +321,7 @@ void UnitBackward::abort(int64_t id) {
 
 void UnitBackward::abort_all() {
   calls_.clear();
-  abort(/*id=*/-1);  // no call is left that waits for one
+  abort(/*id=*/-1);  // no call still expects one
 }
 
 }  // namespace tessera

@@ -50,7 +50,7 @@ std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module) {
       add_states(*live, std::to_string(i), states);
     }
   }
-  add_states(module, "", states);  // which nobody shares, perhaps
+  add_states(module, "", states);  // which may not be owned by a shared_ptr
   return states;
 }
 

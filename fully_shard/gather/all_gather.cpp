@@ -42,7 +42,7 @@ ParamLayout make_layout(const std::vector<ParamInfo>& params, int64_t num_ranks)
   return make_param_layout(shapes, num_ranks, dims);
 }
 
-/// One item a parameter.
+/// Returns one item per parameter.
 template <class Item>
 std::vector<GatherItem> make_items(const std::vector<ParamInfo>& params, Item item) {
   std::vector<GatherItem> items;
@@ -53,7 +53,7 @@ std::vector<GatherItem> make_items(const std::vector<ParamInfo>& params, Item it
   return items;
 }
 
-/// Null for one rank. The mesh of `axes` keeps the group.
+/// Returns null for one rank. The mesh of `axes` keeps the group alive.
 std::shared_ptr<const ProcessGroupPtr> shard_group(const DataParallelAxes& axes) {
   return axes.num_shards() > 1 ? std::make_shared<const ProcessGroupPtr>(axes.shard_group()) : nullptr;
 }
@@ -70,7 +70,7 @@ GroupCache& group_cache() {
   return *cache;
 }
 
-/// That of units that are still there.
+/// Returns the group if units that use it still exist.
 std::shared_ptr<const ProcessGroupPtr> find_known(const GroupKey& key) {
   const std::lock_guard lock(group_cache().mutex);
   std::erase_if(group_cache().groups, [](const auto& entry) { return entry.second.expired(); });
@@ -78,9 +78,9 @@ std::shared_ptr<const ProcessGroupPtr> find_known(const GroupKey& key) {
   return found == group_cache().groups.end() ? nullptr : found->second.lock();
 }
 
-/// The group of this rank and its neighbours along `axis`: ranks [0, size), [size, 2 size), ... of the axis, whose size
-/// is a multiple of `size`. Units of one mesh share it while one of them holds it on every rank. Collective over the
-/// mesh.
+/// Returns the group of this rank and its neighbors along `axis`: ranks [0, size), [size, 2 size), ... of the axis,
+/// whose size is a multiple of `size`. Units of one mesh share it as long as one of them holds it on every rank.
+/// Collective over the mesh.
 std::shared_ptr<const ProcessGroupPtr> post_forward_group(const DeviceMesh& mesh, int64_t axis, int64_t size) {
   TESSERA_ASSERT(mesh.size(axis) % size == 0, "{} ranks in groups of {}", mesh.size(axis), size);
   const auto ranks = group_ranks(mesh.group(axis));
@@ -107,14 +107,14 @@ AllGather::Source::Source(FlatLayout flat, std::shared_ptr<const ProcessGroupPtr
       sent(layout.numel(), at::TensorOptions(device).dtype(layout.dtype())),
       gathered(layout.num_ranks() * layout.numel(), at::TensorOptions(device).dtype(layout.dtype())) {}
 
-/// A collective that failed on one peer may still receive from another, into tensors that it keeps. So these stay with
-/// it, memory and all, and there are new ones.
+/// Abandons buffers to a collective that failed on one peer, which may still receive from another into them, and
+/// allocates new ones.
 void AllGather::leave_memory() {
   gathered_ = at::Tensor();
   source() = Source(source().layout, source().group, context_->device);
 }
 
-// Shards of several dtypes are sent item by item even where one dtype is computed with: no one cast fits them all.
+// Shards of several dtypes are sent item by item even with one compute dtype, because no single cast fits them all.
 AllGather::AllGather(UnitContextPtr context, const std::vector<ParamInfo>& params, int64_t post_forward_ranks)
     : context_(std::move(context)),
       shards_(make_layout(params, context_->axes.num_shards()),
@@ -131,7 +131,7 @@ AllGather::AllGather(UnitContextPtr context, const std::vector<ParamInfo>& param
   }
 }
 
-/// In the dtype and on the device of the unsharded parameters.
+/// Returns `input` in the dtype and on the device of the unsharded parameters.
 const at::Tensor& AllGather::as_sent(const at::Tensor& input, BlockPool& pool) {
   auto& sent = source().sent;
   if (input.dtype() == sent.tensor().dtype() && input.device() == sent.tensor().device()) {
@@ -143,7 +143,7 @@ const at::Tensor& AllGather::as_sent(const at::Tensor& input, BlockPool& pool) {
   return cast;
 }
 
-/// Returns what is sent where the flat shard is not sent as it is: item by item, or the tag alone.
+/// Returns the data to send if the flat shard is not sent unchanged: the encoded items, or only the tag.
 const at::Tensor& AllGather::encoded(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto& sent = flat_.sent.acquire(pool);
@@ -187,7 +187,7 @@ void AllGather::start(UnitParams& params, const GatherTag& tag, BlockPool& pool,
   issued_ = StreamEvent::here(context_->device);
 }
 
-/// All parameters are sharded on dim 0, and sent in one dtype or as they are.
+/// Returns whether all parameters are sharded on dim 0, and sent in one dtype or unchanged.
 bool AllGather::can_use_segments() {
   if (!group_supports_segments_) {
     group_supports_segments_ = sends_shards_as_they_are() && flat_.group && shards_.is_cut_on_dim_0() &&
@@ -228,7 +228,7 @@ void AllGather::start_in_place(UnitParams& params, BlockPool& pool) {
 }
 
 void AllGather::wait() {
-  issued_.wait();  // a cast without a collective, where there is one rank
+  issued_.wait();  // with one rank, for a cast without a collective
   try {
     pending_.wait();
   } catch (...) {
@@ -310,7 +310,7 @@ bool AllGather::tags_are_equal() const {
   return equal;
 }
 
-/// One a rank.
+/// Returns one tag per rank.
 std::vector<GatherTag> AllGather::tags() const {
   const auto [in, offset, stride] = tag_places();
   const int64_t ranks = source().layout.num_ranks();

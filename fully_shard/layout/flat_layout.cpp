@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kItemAlignment = 16;
-/// Of the tag behind items. With it, a rank's bytes are a multiple of 16 too.
+/// Bytes for the tag after the items. They keep a rank's bytes a multiple of 16.
 constexpr int64_t kTagBytes = 16;
 
 int64_t aligned_bytes(int64_t bytes) {
@@ -97,7 +97,7 @@ void FlatLayout::encode(const std::vector<at::Tensor>& chunks, const at::Tensor&
   }
 }
 
-/// The chunks of parameter i, which has an extension, one a rank, in its compute dtype.
+/// Returns all ranks' chunks of parameter i, which has an extension, in its compute dtype.
 at::Tensor FlatLayout::decoded_chunks(const at::Tensor& gathered, size_t i) const {
   const auto& slot = params_.slots[i];
   auto chunks = at::empty({params_.num_ranks * slot.chunk_numel}, gathered.options().dtype(items_[i].dtype));

@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-// What a digit is below: float8 (e5m2) holds no more numbers exactly, and a parameter may have any dtype of numbers.
+// Exclusive limit of a digit: float8 (e5m2) represents no larger integers exactly, and parameters may have any dtype.
 constexpr int64_t kDigit = 8;
 static_assert(kTagNumel <= kSlotAlignment);
 

@@ -17,7 +17,7 @@ bool has_kernel(const TensorCopy& copy) {
          cuda::can_copy(copy.to.scalar_type(), source_dtype(copy));
 }
 
-/// Whether one MultiCopy takes both.
+/// Returns whether one MultiCopy can handle both.
 bool go_together(const TensorCopy& a, const TensorCopy& b) {
   return a.to.device() == b.to.device() && a.to.scalar_type() == b.to.scalar_type() &&
          (!b.from.defined() || source_dtype(a) == source_dtype(b));

@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-/// A free block that is larger than this many times the wish is left for a larger wish.
+/// A free block more than this many times larger than a request is kept for a larger request.
 constexpr size_t kLargestFit = 2;
 
 c10::StorageImpl* find_storage(const at::Tensor& tensor) {

@@ -14,7 +14,7 @@ namespace tessera {
 
 namespace {
 
-/// Views of a full parameter outlive it in what forward keeps beside its outputs, and in detached copies.
+/// Views of a full parameter may outlive it, in tensors that forward stores elsewhere and in detached copies.
 std::string describe_read_after_free(const ParameterOrigin& origin) {
   return fmt::format(
       "the full parameter '{}' was read after its unit, {}, was resharded, which freed its memory: through a view or a "
@@ -97,7 +97,7 @@ void ShardedParam::to_sharded() {
   drop_unsharded_memory();
 }
 
-/// Asks the impl: Tensor::grad() also finds out whether to warn, which takes 1 us for a unit of 12 parameters.
+/// Uses the impl, because Tensor::grad() also decides whether to warn, which takes 1 us for a unit of 12 parameters.
 bool ShardedParam::has_sharded_grad() const {
   const auto* meta = dtensor_meta(param_.unsafeGetTensorImpl()->grad());
   return meta && (!unsharded_spec_ || meta->spec->mesh() != unsharded_spec_->mesh());
@@ -143,7 +143,8 @@ at::Tensor ShardedParam::take_accumulated() {
   return taken;
 }
 
-/// As autograd left it, but dense: other ranks may have a gradient of no or another layout, and all send alike.
+/// Returns autograd's gradient as a dense tensor: other ranks may have one of another or no layout, and all send the
+/// same.
 at::Tensor ShardedParam::take_all_accumulated() {
   auto taken = take_accumulated();
   if (taken.defined() && taken.layout() != c10::kStrided) {

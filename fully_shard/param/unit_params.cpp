@@ -11,8 +11,8 @@ namespace tessera {
 
 namespace {
 
-/// Where parameters begin in memory: on a cache line, or as a GPU's matrix products like it best (cuBLAS asks how its
-/// operands are aligned, and libtorch's allocator gives no less).
+/// Alignment of parameters in memory: a cache line or, on a GPU, the alignment for fast matrix products (cuBLAS checks
+/// the alignment of its operands, and libtorch's allocator gives no less).
 size_t alignment_on(at::Device device) {
   return device.is_cpu() ? 64 : 256;
 }
@@ -80,7 +80,7 @@ void UnitParams::to_sharded() {
   }
 }
 
-/// Grows with each change in place of a shard.
+/// Increases with each in-place change of a shard.
 int64_t UnitParams::version() const {
   int64_t sum = 0;
   for (const auto& param : params_) {

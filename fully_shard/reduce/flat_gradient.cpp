@@ -11,7 +11,7 @@ namespace tessera {
 FlatGradient::FlatGradient(std::vector<GradientPiece> pieces, int64_t numel, const at::TensorOptions& options)
     : pieces_(std::move(pieces)), numel_(numel), options_(options) {}
 
-/// Whether nobody else refers to the buffer.
+/// Returns whether nothing else refers to the buffer.
 bool FlatGradient::is_free() const {
   const auto is_held_here_alone = [](const at::Tensor& grad) {
     const auto meta = grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
@@ -49,7 +49,7 @@ void FlatGradient::leave_memory() {
   flat_ = at::Tensor();
 }
 
-/// Whether what was set aside is all of the buffer, so that one addition serves all parameters.
+/// Returns whether the stashed gradients cover the whole buffer, so that one addition serves all parameters.
 bool FlatGradient::is_all_stashed(std::span<const ShardedParam> params, const std::vector<bool>& used) const {
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (!used[i] || grads_.empty() || !params[pieces_[i].param].stashed_grad().is_same(grads_[i])) {
@@ -70,7 +70,7 @@ void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> pa
     restore_stashed_grads(params);
     return;
   }
-  std::vector<size_t> first;  // pieces whose parameter has no gradient yet
+  std::vector<size_t> first;  // pieces of parameters without a gradient
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (used[i] && !params[pieces_[i].param].stashed_grad().defined()) {
       first.push_back(i);
@@ -79,7 +79,7 @@ void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> pa
   const bool copies = !first.empty() && !(flat_.defined() && result.is_same(flat_));
   if (copies && !is_free()) {
     ensure(params);
-    stream.wait_for_current();  // whose memory it is
+    stream.wait_for_current();  // which owns the memory
   }
   const StreamLane::Scope scope(stream);
   for (size_t i = 0; i < pieces_.size(); ++i) {

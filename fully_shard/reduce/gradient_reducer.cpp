@@ -35,7 +35,7 @@ GradientReducer::GradientReducer(std::span<ShardedParam> params, UnitContextPtr 
   }
 }
 
-/// For the parameters that are trained now.
+/// Returns the layout for the parameters that are trained now.
 void GradientReducer::plan() {
   if (layout_.matches(params_)) {
     return;
@@ -108,7 +108,7 @@ void GradientReducer::start(BlockPool& pool) {
   }
 }
 
-/// From where the gradients are, if the group can.
+/// Sends the gradients in place if the group supports it.
 void GradientReducer::issue_reduce_scatter(BlockPool& pool) {
   const auto& group = context_->axes.shard_group();
   if (current_.scale.before == 1 && layout_.can_be_segments() && is_default(current_.settings.reduce_scatter)) {
@@ -164,7 +164,7 @@ void GradientReducer::wait_for_pending() {
   }
 }
 
-/// As that of a gather (all_gather.cpp): peers may still read and write what a collective that failed has, which its
+/// Abandons memory like a gather (all_gather.cpp): peers may still access the tensors of a failed collective, which its
 /// work keeps.
 void GradientReducer::leave_memory() {
   make_buffers();
@@ -172,7 +172,7 @@ void GradientReducer::leave_memory() {
   layout_.leave_memory();
 }
 
-/// The computing stream waits too: the next unit's gradients get this one's buffer.
+/// The compute stream waits too, because the next unit's gradients reuse this one's buffer.
 void GradientReducer::end_reduce_scatter() {
   {
     const StreamLane::Scope scope(*scatter_stream_);
@@ -202,7 +202,7 @@ bool GradientReducer::start_all_reduce() {
   }
   {
     const StreamLane::Scope scope(*stream_);
-    // A copy: the next backward may write its sums where these lie.
+    // A copy, because the next backward may write its sums to this memory.
     partial_ = partial_.defined() ? partial_.add_(current_.output) : current_.output.clone();
   }
   stream_->mark().wait();
@@ -236,7 +236,7 @@ void GradientReducer::finish() {
   report_(FSDPEventKind::Reduced);
 }
 
-/// What is copied stays until finish() has waited, so that no other work gets its memory.
+/// The copied tensor is kept until finish() has waited, so that no other work gets its memory.
 void GradientReducer::start_host_copy() {
   current_.host_output = flat_gradient_.can_be_result(params_, layout_.dtype())
                              ? flat_gradient_.ensure(params_)
@@ -249,8 +249,8 @@ void GradientReducer::start_host_copy() {
   stage_ = Stage::HostCopy;
 }
 
-/// Of ranks that froze different parameters, different gradients were added up. A user's reduction may bring gradients
-/// of ranks whose flags do not come here: then all count as used, and agree on it.
+/// If ranks froze different parameters, different gradients were summed. A user's reduction may add gradients of ranks
+/// whose flags do not arrive here; then all parameters count as used, on all ranks.
 void GradientReducer::hand_out() {
   if (const auto frozen = layout_.frozen_elsewhere(current_.output)) {
     restore_stashed_grads(params_);

@@ -57,7 +57,7 @@ std::vector<GradientPiece> ReduceScatterLayout::pieces(int64_t rank) const {
 
 void ReduceScatterLayout::collect(std::span<ShardedParam> params) {
   has_grad_.clear();
-  grads_.clear();  // of a collect() that threw
+  grads_.clear();  // left by a collect() that threw
   for (auto i : members_) {
     auto grad = params[i].take_unsharded_grad(dtype());
     has_grad_.push_back(grad.defined());
@@ -104,8 +104,8 @@ void ReduceScatterLayout::copy_to(const at::Tensor& buffer) {
   grads_.clear();
 }
 
-/// Those for each rank, `offset` into its `stride` elements. On a device nothing comes from the host, which would have
-/// to wait for it.
+/// Writes the flags for each rank at `offset` of its `stride` elements. On a device, no data comes from the host, which
+/// would have to wait.
 void ReduceScatterLayout::write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const {
   if (has_host_floats(buffer)) {
     write_host_flags(buffer, offset, stride);
@@ -128,7 +128,7 @@ void ReduceScatterLayout::write_flags(const at::Tensor& buffer, int64_t offset, 
   }
 }
 
-/// Without an op of libtorch, which would cost more than the copies of a unit of small parameters.
+/// Avoids libtorch's ops, which would cost more than the copies of a unit of small parameters.
 void ReduceScatterLayout::write_host_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const {
   auto* data = buffer.mutable_data_ptr<float>() + offset;
   for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {

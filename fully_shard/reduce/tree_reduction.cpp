@@ -14,7 +14,7 @@ namespace tessera {
 
 namespace {
 
-/// A collective in flight, and what follows it.
+/// Collective in flight, and its continuation.
 class FollowedWork final : public c10d::Work {
  public:
   FollowedWork(Pending pending, std::function<void()> then) : pending_(std::move(pending)), then_(std::move(then)) {}
@@ -35,7 +35,7 @@ class FollowedWork final : public c10d::Work {
   std::function<void()> then_;
 };
 
-/// Adds what ranks first to last - 1 sent, each a row of `received`, into the row of the first.
+/// Adds the data of ranks [first, last), one row of `received` each, into the row of the first.
 void add_rows(const at::Tensor& received, int64_t first, int64_t last) {
   if (last - first == 1) {
     return;
@@ -46,7 +46,7 @@ void add_rows(const at::Tensor& received, int64_t first, int64_t last) {
   received[first].add_(received[middle]);
 }
 
-/// Sends each rank its part of `input`, and calls `then` with the sum of what this rank received.
+/// Sends each rank its part of `input`, and calls `then` with the sum of the received data.
 Pending exchange(const at::Tensor& input, const ProcessGroupPtr& group,
                  const std::function<void(const at::Tensor& sum)>& then) {
   const int64_t ranks = get_world_size(group);

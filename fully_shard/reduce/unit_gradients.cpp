@@ -32,7 +32,7 @@ UnitGradients::UnitGradients(UnitParams& params, UnitContextPtr context, int64_t
   cut({params_.all().size()});
 }
 
-/// Into buckets of so many parameters each, from the last parameter on.
+/// Splits parameters into buckets of these lengths, starting at the last parameter.
 void UnitGradients::cut(const std::vector<size_t>& counts) {
   if (std::ranges::equal(buckets_, counts, {}, &Bucket::count)) {
     return;
@@ -56,7 +56,7 @@ size_t UnitGradients::find_bucket(size_t param) const {
   return static_cast<size_t>(bucket - buckets_.begin());
 }
 
-/// Gradients on a tensor-parallel mesh may need collectives of their own, which are not for any time in backward.
+/// Gradients on a tensor-parallel mesh may need their own collectives, which cannot run at any time in backward.
 void UnitGradients::set_alone(bool is_alone) {
   bool has_buckets = is_alone && bucket_bytes_ > 0 && context_->axes.num_shards() == 1;
   std::vector<int64_t> bytes;
@@ -77,7 +77,7 @@ at::ScalarType UnitGradients::reduce_dtype(const ShardedParam& param) const {
   return context_->reduce_dtype.value_or(param.spec()->dtype());
 }
 
-// Nothing accumulates into a frozen parameter: its gradient stays, where an optimizer's zero_grad() finds it.
+// Nothing accumulates into a frozen parameter; its gradient stays, so that an optimizer's zero_grad() finds it.
 void UnitGradients::begin() {
   const auto params = params_.all();
   for (auto& param : params) {
@@ -145,7 +145,7 @@ GradientReducer* UnitGradients::next_complete() {
   return is_complete ? next() : nullptr;
 }
 
-/// fully_shard saw that they are of one dtype; others may be trained since.
+/// fully_shard checked that they have one dtype; others may be trained since.
 void UnitGradients::check_trained_dtypes() const {
   const ShardedParam* first = nullptr;
   for (const auto& param : params_.all()) {
@@ -188,7 +188,7 @@ void UnitGradients::check_not_taken(size_t param) const {
                 params_.all()[param].origin().name, params_.all()[param].origin().module);
 }
 
-/// The shards lie there where the group's ranks read each other's memory.
+/// Shards are there if the group's ranks read each other's memory.
 void UnitGradients::add_exposed(std::vector<size_t>& bytes) const {
   if (!shared_place(params_.flat_shard())) {
     return;

@@ -52,7 +52,7 @@ MappedFile::~MappedFile() {
 }
 
 std::string unfinished_name(const std::string& path) {
-  // Not the process's number: ranks are threads, or processes of hosts that share a file system.
+  // A process id would not be unique: ranks are threads, or processes of hosts that share a file system.
   std::random_device draws;
   return fmt::format("{}.{:08x}{:08x}.unfinished", path, draws(), draws());
 }

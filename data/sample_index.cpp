@@ -8,7 +8,7 @@ namespace tessera::data {
 
 namespace {
 
-/// Mixes 64 bits, as SplitMix64 does.
+/// Mixes 64 bits like SplitMix64.
 uint64_t mixed(uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -19,7 +19,7 @@ uint64_t mixed(uint64_t x) {
 constexpr int kRounds = 64;
 constexpr uint64_t kOne = uint64_t{1} << 32;
 
-/// Returns how many of `count` turns a source with `share` / 2^32 of them has, rounded up.
+/// Returns how many of `count` turns go to a source with a share of `share` / 2^32, rounded up.
 int64_t turns(int64_t count, uint64_t share) {
   const auto whole = static_cast<uint64_t>(count);
   return static_cast<int64_t>((whole >> 32) * share + (((whole & (kOne - 1)) * share + kOne - 1) >> 32));
@@ -46,7 +46,7 @@ uint64_t permutation_key(uint64_t seed, int64_t source, int64_t epoch) {
   return mixed(mixed(mixed(seed) ^ static_cast<uint64_t>(source)) ^ static_cast<uint64_t>(epoch));
 }
 
-// The first source gets its part of the turns, evenly; the others share what is left in the same way.
+// The first source gets its share of the turns, evenly spaced; the others divide the rest in the same way.
 Turn turn_of(int64_t index, const std::vector<double>& weights) {
   std::vector<double> left(weights.size() + 1, 0);  // weight of a source and those after it
   for (size_t i = weights.size(); i-- > 0;) {

@@ -26,12 +26,12 @@ namespace tessera::data {
 
 namespace {
 
-constexpr size_t kBatchBytes = size_t{16} << 20;  // of texts that are tokenized together
+constexpr size_t kBatchBytes = size_t{16} << 20;  // text that is tokenized together
 
 using AddDocument =
     std::function<void(const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts, DocumentOrigin origin)>;
 
-/// Documents in memory.
+/// Collects documents in memory.
 class DocumentCollector {
  public:
   void add(const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts, DocumentOrigin origin) {
@@ -53,7 +53,7 @@ class DocumentCollector {
   DocumentParts parts_;
 };
 
-/// Calls work(0), ..., work(count - 1) in threads. Rethrows the first error.
+/// Calls work(0), ..., work(count - 1) on several threads. Rethrows the first error.
 void in_threads(size_t count, int threads, const std::function<void(size_t)>& work) {
   const size_t wanted = threads > 0 ? static_cast<size_t>(threads) : std::max(1U, std::thread::hardware_concurrency());
   std::atomic<size_t> next{0};
@@ -83,7 +83,7 @@ void in_threads(size_t count, int threads, const std::function<void(size_t)>& wo
   }
 }
 
-/// Tokenizes texts, many at once.
+/// Tokenizes texts in batches.
 class TextTokenizer {
  public:
   TextTokenizer(const Tokenizer& tokenizer, const TokenizeOptions& options, AddDocument add)
@@ -124,7 +124,7 @@ class TextTokenizer {
   size_t bytes_ = 0;
 };
 
-/// Tokenizes chats, many at once.
+/// Tokenizes chats in batches.
 class ChatTokenizer {
  public:
   ChatTokenizer(const Tokenizer& tokenizer, const TokenizeOptions& options, AddDocument add)
@@ -209,7 +209,7 @@ Documents tokenize_texts(const Source& source, const Tokenizer& tokenizer, const
   return collector.finish(source.paths);
 }
 
-/// Returns a hash of the size and of 256 pieces that are spread evenly.
+/// Returns a hash of the size and of 256 evenly spaced pieces.
 uint64_t sampled_hash(std::string_view bytes, uint64_t seed) {
   constexpr size_t kPieces = 256, kPieceBytes = 4096;
   uint64_t hash = seed ^ bytes.size();
@@ -221,7 +221,7 @@ uint64_t sampled_hash(std::string_view bytes, uint64_t seed) {
   return XXH3_64bits_withSeed(end.data(), end.size(), hash);
 }
 
-/// Returns what a cache is made from, as far as a sample tells.
+/// Returns a description of a cache's sources, as detected from a sample.
 std::string describe_source(const std::vector<std::string>& paths, const std::string& key, const Tokenizer& tokenizer,
                             const TokenizeOptions& options) {
   constexpr size_t kProbeBytes = 65536;

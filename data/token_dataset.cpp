@@ -100,14 +100,14 @@ Documents open_source(const TokenDatasetOptions& options, const DataSource& sour
   return documents;
 }
 
-/// A row of a batch.
+/// Row of a batch.
 struct Row {
   int64_t* ids;
   int64_t* labels;
   int64_t* segment_ids;
 };
 
-/// Writes parts of documents, each a segment. The rest of the row is padding already; only its segment is set here.
+/// Writes parts of documents, each as a segment. The rest of the row already is padding; only its segment is set here.
 void fill_row(const Documents& documents, const std::vector<TokenRange>& ranges, int64_t length, const Row& row) {
   int64_t at = 0, segment = 0;
   for (const auto& range : ranges) {
@@ -140,7 +140,7 @@ class TokenDataset::Impl {
       documents_.push_back(open_source(options_, source));
       weights_.push_back(source.weight);
     }
-    // What is read is all that they were for.
+    // The sources have been read, so this is no longer needed.
     options_.tokenizer.reset();
     options_.mesh.reset();
   }
@@ -164,7 +164,7 @@ class TokenDataset::Impl {
     fill_row(documents, ranges(documents, index), options_.sequence_length, row);
   }
 
-  /// Returns all that decides what a sample is, but the seed.
+  /// Returns everything that determines a sample, except the seed.
   std::string fingerprint() const {
     auto text =
         fmt::format("samples of {} tokens, {}, {}", options_.sequence_length,

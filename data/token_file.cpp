@@ -45,11 +45,11 @@ void write_number(std::ofstream& file, Number number) {
   file.write(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
-/// The parts of an .idx whose lengths fit each other.
+/// Sections of an .idx with consistent lengths.
 struct IndexParts {
   TokenDtype dtype;
   uint64_t sequences;
-  uint64_t ends;  // of documents, with the first one's start
+  uint64_t ends;  // number of document boundaries, including the first start
   std::string_view lengths;
   std::string_view places;
   std::string_view documents;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kRounds = 20;
 
-/// Of the kernel that runs now, whose clock all its processes read.
+/// Returns the identity of the running kernel, whose clock all of its processes share.
 std::string kernel_identity() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string identity;
@@ -56,7 +56,7 @@ ClockOffset measure_clock_offset(const ProcessGroupPtr& group) {
   }
   const auto device = has_backend(group, at::kCPU) ? at::kCPU : at::kCUDA;
   std::vector<ClockReading> own(kRounds), of_rank_0(kRounds);
-  for (int round = 0; round <= kRounds; ++round) {  // each sends when the one before ended
+  for (int round = 0; round <= kRounds; ++round) {  // each round starts after the previous one
     auto sent = at::empty({2}, at::kLong);
     auto* const data = sent.mutable_data_ptr<int64_t>();
     data[1] = round > 0 ? own[static_cast<size_t>(round) - 1].after_ns : 0;

@@ -19,7 +19,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr uint32_t kCastagnoli = 0x82f63b78;  // its bits from the last to the first
+constexpr uint32_t kCastagnoli = 0x82f63b78;  // bit-reversed
 
 constexpr std::array<uint32_t, 256> make_crc_table() {
   std::array<uint32_t, 256> table{};
@@ -33,7 +33,7 @@ constexpr std::array<uint32_t, 256> make_crc_table() {
   return table;
 }
 
-/// TFRecord's, so that a checksum is not that of a record which holds checksums.
+/// TFRecord's masking, so that checksums of records that contain checksums stay meaningful.
 uint32_t masked_crc(std::string_view bytes) {
   return std::rotr(detail::crc32c(bytes), 15) + 0xa282ead8;
 }
@@ -55,7 +55,7 @@ std::string host_name() {
   return name.data();
 }
 
-/// A message of protocol buffers.
+/// Builder of a protocol buffer message.
 class Message {
  public:
   Message& varint(int field, uint64_t value) {
@@ -100,7 +100,7 @@ class Message {
   std::string text_;
 };
 
-/// tensorboard.HistogramProto. The least and greatest observation are not known: they are taken from the bounds.
+/// Returns a tensorboard.HistogramProto. The minimum and maximum are unknown and approximated by the bounds.
 std::string histogram_message(const MetricValue& value) {
   double total = 0;
   for (const double count : value.counts) {
@@ -118,7 +118,7 @@ std::string histogram_message(const MetricValue& value) {
       .text();
 }
 
-/// tensorboard.Summary.Value
+/// Returns a tensorboard.Summary.Value.
 std::string summary_value(const MetricValue& value) {
   Message message;
   message.bytes(1, value.name);

@@ -20,11 +20,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMessages = 3;  // of which the fastest counts
+constexpr int kMessages = 3;  // the fastest counts
 constexpr double kSlow = 0.25;
 
-/// Sends one message to `peer`, or receives it, or neither (peer -1), when all ranks are ready; returns the time that
-/// it took.
+/// Sends one message to `peer`, or receives it, or does neither (peer -1), once all ranks are ready. Returns the time.
 double seconds_of_message(int peer, bool sends, const at::Tensor& message, const ProcessGroupPtr& group) {
   barrier(group);
   const auto begin = Clock::now();
@@ -32,7 +31,7 @@ double seconds_of_message(int peer, bool sends, const at::Tensor& message, const
     send(message, peer, group);
   } else if (peer >= 0) {
     recv(message, peer, group);
-    message[0].item<uint8_t>();  // a GPU has it, too
+    message[0].item<uint8_t>();  // waits until a GPU has received it
   }
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -71,7 +70,7 @@ LinkRates measure_links(const ProcessGroupPtr& group, const LinkOptions& options
   }
   const auto summed = rates.to(options.device);
   if (ranks > 1) {
-    all_reduce(summed, ReduceOp::Sum, group);  // each rank has those of its messages
+    all_reduce(summed, ReduceOp::Sum, group);  // each rank has the times of its messages
   }
   const auto all = summed.cpu();
   const auto* const first = all.const_data_ptr<double>();

@@ -26,7 +26,7 @@ namespace tessera {
 
 namespace {
 
-// The picture, in pixels.
+// Sizes of the plot in pixels.
 constexpr double kWidth = 900, kHeight = 460, kLeft = 70, kRight = 690, kTop = 50, kBottom = 410;
 constexpr int kColumns = 310;
 
@@ -47,7 +47,7 @@ std::string in_megabytes(int64_t bytes) {
   return fmt::format("{:.1f} MB", static_cast<double>(bytes) * 1e-6);
 }
 
-/// The step in which an event lies, by how many events come before it.
+/// Returns the step of an event, given the number of earlier events.
 int64_t step_of(const MemoryRecord& record, size_t events) {
   for (const auto& end : record.step_ends) {
     if (events <= end.events) {
@@ -62,7 +62,7 @@ int64_t duration_ns(const MemoryRecord& record) {
   return std::max<int64_t>({1, last_event, record.step_ends.empty() ? 1 : record.step_ends.back().ns});
 }
 
-/// What is alive where most is, in each of the picture's columns.
+/// Returns the live memory at the peak within each column of the plot.
 std::vector<CategoryBytes> columns_of(const MemoryRecord& record) {
   std::vector<CategoryBytes> columns(kColumns);
   const double ns_per_column = static_cast<double>(duration_ns(record) + 1) / kColumns;
@@ -113,7 +113,7 @@ class MemoryPicture {
     text_ += '\n' + fmt::format(format, std::forward<Args>(args)...);
   }
 
-  /// The upper edge of the sums of the first `categories`, as a path's lines.
+  /// Returns the upper edge of the sum of the first `categories` as SVG path segments.
   std::string edge(size_t categories, bool is_reversed) const {
     std::string path;
     for (int i = 0; i < kColumns; ++i) {
@@ -157,7 +157,7 @@ class MemoryPicture {
         (kTop + kBottom) / 2);
   }
 
-  /// From the top of the stack down, with what each category has at the peak.
+  /// Adds the legend, from the top of the stack down, with each category's bytes at the peak.
   void add_legend(const std::vector<MemoryRow>& rows) {
     CategoryBytes bytes = {};
     for (const auto& row : rows) {
@@ -216,7 +216,8 @@ c10::List<c10::IValue> new_list() {
   return c10::List<c10::IValue>(c10::AnyType::get());
 }
 
-/// As torch.cuda.memory._snapshot() returns it; a category is where its frames' files are, and a module the function.
+/// Writes the format of torch.cuda.memory._snapshot(). Categories replace the frames' file names, and modules the
+/// functions.
 class MemorySnapshot {
  public:
   explicit MemorySnapshot(const MemoryRecord& record) : record_(record) {}

@@ -8,7 +8,7 @@ namespace tessera {
 
 namespace {
 
-using RowKey = std::pair<MemoryCategory, size_t>;  // with the module
+using RowKey = std::pair<MemoryCategory, size_t>;  // category and module
 
 struct RowSum {
   int64_t bytes = 0;

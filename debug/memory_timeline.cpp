@@ -29,20 +29,20 @@ namespace tessera {
 
 namespace {
 
-constexpr size_t kOutside = 0;  // in MemoryRecord::modules
+constexpr size_t kOutside = 0;  // index in MemoryRecord::modules
 
 at::Tensor local_part(const at::Tensor& tensor) {
   const auto* const meta = dtensor_meta(tensor);
   return meta ? meta->local : tensor;
 }
 
-/// "block0.up" of "block0.up.weight"
+/// Returns "block0.up" for "block0.up.weight".
 std::string module_of(const std::string& parameter) {
   const auto dot = parameter.rfind('.');
   return dot == std::string::npos ? "" : parameter.substr(0, dot);
 }
 
-/// "block0" of "block0.up" and "block0.attention.key": whose memory is one, as a unit's shards
+/// Returns "block0" for "block0.up" and "block0.attention.key", for memory that modules share, such as a unit's shards.
 std::string common_module(const std::string& a, const std::string& b) {
   std::string common;
   for (size_t begin = 0; begin <= std::min(a.size(), b.size());) {
@@ -58,7 +58,7 @@ std::string common_module(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-/// What libtorch's allocators and fully_shard's pools call.
+/// Receives the reports of libtorch's allocators and fully_shard's pools.
 class MemoryTimeline::Recorder final : public c10::MemoryReportingInfoBase, public PoolObserver {
  public:
   explicit Recorder(c10::DeviceType device) : device_(device) { record_.modules = {"outside of modules"}; }
@@ -109,7 +109,7 @@ class MemoryTimeline::Recorder final : public c10::MemoryReportingInfoBase, publ
     }
   }
 
-  /// Says what a tensor's memory is for. Unknown memory is added: it was there before, or is of another allocator.
+  /// Assigns a purpose to a tensor's memory. Adds unknown memory, which is older or from another allocator.
   void assign(const at::Tensor& tensor, MemoryCategory category, const std::string& module) {
     if (!tensor.defined() || tensor.device().type() != device_ || !tensor.has_storage() ||
         tensor.storage().nbytes() == 0) {
@@ -119,7 +119,7 @@ class MemoryTimeline::Recorder final : public c10::MemoryReportingInfoBase, publ
     const auto address = reinterpret_cast<uintptr_t>(storage.data());
     const std::lock_guard lock(mutex_);
     if (auto* const block = find(address)) {
-      if (block->category != MemoryCategory::GatheredParameters) {  // a unit that is still whole
+      if (block->category != MemoryCategory::GatheredParameters) {  // not of a unit that is still unsharded
         block->category = category;
         block->module = number_of(module);
       }
@@ -151,7 +151,7 @@ class MemoryTimeline::Recorder final : public c10::MemoryReportingInfoBase, publ
     WeakStorage storage;
   };
 
-  /// The number of the node that backward runs, counted in the order in which forward made them; 0 outside of backward.
+  /// Returns the number of the node that backward runs, in order of creation; 0 outside backward.
   static uint64_t current_node() {
     if (torch::autograd::get_current_graph_task_id() < 0) {
       return 0;
@@ -185,7 +185,7 @@ class MemoryTimeline::Recorder final : public c10::MemoryReportingInfoBase, publ
     return found->second;
   }
 
-  /// Nodes that this thread makes from here on are of the innermost module that runs.
+  /// Assigns nodes that this thread makes from now on to the innermost running module.
   void note_nodes() {
     if (std::this_thread::get_id() == thread_) {
       nodes_.emplace_back(at::sequence_number::peek(), running_.empty() ? kOutside : running_.back());
@@ -222,7 +222,7 @@ class MemoryTimeline::Recorder final : public c10::MemoryReportingInfoBase, publ
     }
   }
 
-  /// The CPU's allocator does not tell when gradients end that there were before.
+  /// Removes gradients from before the recording, whose release the CPU allocator does not report.
   void end_dead() {
     std::erase_if(watched_, [this](const Watched& one) {
       const bool is_dead = one.storage.expired();
@@ -237,17 +237,17 @@ class MemoryTimeline::Recorder final : public c10::MemoryReportingInfoBase, publ
   const c10::DeviceType device_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   const std::thread::id thread_ = std::this_thread::get_id();
-  std::mutex mutex_;  // autograd's threads report, too
+  std::mutex mutex_;  // because autograd's threads report too
   MemoryRecord record_;
   std::map<uintptr_t, size_t> alive_;               // blocks by address
-  std::map<std::string, size_t> numbers_;           // of modules
+  std::map<std::string, size_t> numbers_;           // indices of modules
   std::vector<size_t> running_;                     // modules, innermost last
-  std::vector<std::pair<uint64_t, size_t>> nodes_;  // modules by the first node of each
+  std::vector<std::pair<uint64_t, size_t>> nodes_;  // modules by their first node
   std::vector<Watched> watched_;
-  bool makes_loss_ = false;  // between the model's forward and backward
+  bool makes_loss_ = false;  // whether between the model's forward and backward
 };
 
-/// What observes model and optimizer.
+/// Observes the model and optimizer.
 class MemoryTimeline::Recording {
  public:
   Recording(ModuleRef model, Options options);
@@ -324,7 +324,7 @@ void MemoryTimeline::Recording::observe(torch::nn::Module& module, const std::st
   hooks_.emplace_back(point->register_exception_hook([recorder = recorder_](HookPoint&) { recorder->leave(); }));
 }
 
-/// What model and optimizer have between steps.
+/// Records the tensors that model and optimizer hold between steps.
 void MemoryTimeline::Recording::read_tensors() {
   struct Owner {
     at::Tensor tensor;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kNotSet = -std::numeric_limits<double>::infinity();
 
-/// Gauges of infinity are sent as the largest number: minus infinity stands for "not set".
+/// Replaces infinity by the largest number, because minus infinity means "not set".
 double finite_or_nan(double value) {
   return std::isinf(value) ? std::copysign(std::numeric_limits<double>::max(), value) : value;
 }
@@ -45,7 +45,7 @@ double combine(AcrossRanks across, double a, double b) {
   }
 }
 
-/// Over the ranks that set it.
+/// Reduces over the ranks that set the gauge.
 double reduce_gauge(AcrossRanks across, const std::vector<double>& values) {
   double result = kNotSet;
   int64_t count = 0;
@@ -102,7 +102,7 @@ Histogram& Metrics::histogram(const std::string& name, std::vector<double> bound
   return histograms_.back();
 }
 
-/// All values in a row: one of a gauge or counter; counts and sum of a histogram.
+/// Returns all values in sequence: one for a gauge or counter; counts and sum for a histogram.
 std::vector<double> Metrics::numbers() const {
   std::vector<double> numbers;
   for (const auto& entry : entries_) {

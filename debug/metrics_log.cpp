@@ -43,7 +43,7 @@ std::string prometheus_number(double value) {
   return std::isnan(value) ? "NaN" : std::isinf(value) ? (value > 0 ? "+Inf" : "-Inf") : fmt::format("{}", value);
 }
 
-/// Counts there are of observations up to a bound, whatever the bound before.
+/// Returns cumulative counts of observations up to each bound.
 std::string prometheus_buckets(const std::string& name, const MetricValue& value) {
   std::string text;
   double count = 0;
@@ -95,7 +95,7 @@ void MetricsLog::write(int64_t step, const std::vector<MetricValue>& values) {
   replace_prometheus_file(prometheus_text(values));
 }
 
-/// At once, so that nobody reads a half.
+/// Replaces the file atomically, so that readers never see a partial one.
 void MetricsLog::replace_prometheus_file(const std::string& text) const {
   const auto path = folder_ + "/metrics.prom", part = path + ".part";
   std::ofstream file(part);

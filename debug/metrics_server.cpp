@@ -20,13 +20,13 @@ namespace {
 constexpr size_t kShortestToken = 16;
 constexpr int kLastPort = 65535;
 constexpr size_t kThreads = 2;
-constexpr time_t kSeconds = 5;  // that a client may take
+constexpr time_t kSeconds = 5;  // time limit for a client
 
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-/// In a time that does not tell how much of it is right.
+/// Compares in a time that does not depend on how much is equal.
 bool is_equal(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
@@ -40,7 +40,7 @@ class MetricsServer::Server {
     http_.set_read_timeout(kSeconds);
     http_.set_write_timeout(kSeconds);
     http_.set_payload_max_length(0);
-    http_.set_socket_options([](int socket) {  // by default two servers share a port
+    http_.set_socket_options([](int socket) {  // by default, two servers can share a port
       const int yes = 1;
       setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
     });
@@ -56,7 +56,7 @@ class MetricsServer::Server {
   }
 
   ~Server() {
-    while (!http_.is_running() && !has_ended_) {  // stop() before that has no effect
+    while (!http_.is_running() && !has_ended_) {  // stop() has no effect before that
       std::this_thread::yield();
     }
     http_.stop();

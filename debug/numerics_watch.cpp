@@ -28,7 +28,7 @@ namespace tessera {
 
 namespace {
 
-constexpr int64_t kScalars = 3;  // of a tensor that is not on the CPU
+constexpr int64_t kScalars = 3;  // per tensor that is not on the CPU
 
 bool is_unit(torch::nn::Module& module) {
   return find_fsdp(module).has_value();
@@ -67,12 +67,12 @@ struct NumericsWatch::Reading {
   size_t name = 0;
   WatchedTensor kind = WatchedTensor::Output;
   Numbers numbers = {};
-  at::Tensor scalars = {};  // in place of numbers, on a GPU: reading them at once would wait for it
+  at::Tensor scalars = {};  // replaces numbers on a GPU, where reading them immediately would wait
 };
 
 struct NumericsWatch::Readings {
   bool reads_max_abs = false;
-  std::mutex mutex;  // autograd's threads add
+  std::mutex mutex;  // because autograd's threads add entries
   std::vector<Reading> all;
   std::vector<ScopedHook> hooks;
 
@@ -89,7 +89,7 @@ struct NumericsWatch::Readings {
     Reading reading{.name = name, .kind = kind};
     if (flat.is_cpu()) {
       reading.numbers = read_now(flat);
-    } else {  // a dot product of a GPU's tensor has a limit of size
+    } else {  // a GPU's dot product has a size limit
       const auto [min, max] = at::aminmax(flat);
       reading.scalars = at::stack({at::linalg_vector_norm(flat, 2).square(), min, max});
     }
@@ -97,7 +97,7 @@ struct NumericsWatch::Readings {
     all.push_back(std::move(reading));
   }
 
-  /// Only a sum of squares that is not finite needs a second look: it may be an overflow. (Vector norms and their like
+  /// Checks elements only if the sum of squares is not finite, which may be an overflow. (Vector norms and similar ops
   /// are not vectorized on the CPU, and take ten times as long as a dot product.)
   Numbers read_now(const at::Tensor& flat) const {
     Numbers numbers{.square_sum = *at::dot(flat, flat).const_data_ptr<float>()};
@@ -179,7 +179,7 @@ void NumericsWatch::read_gradients() {
 
 std::optional<NonFiniteTensor> NumericsWatch::agree(int64_t place, bool is_nan, int64_t step) const {
   int rank = 0;
-  // Place in the rank's step, module or parameter, kind, NaN.
+  // Position in the rank's step, module or parameter, kind, NaN.
   const auto own = at::empty({4}, at::kLong);
   auto* const fields = own.mutable_data_ptr<int64_t>();
   std::fill_n(fields, 4, std::numeric_limits<int64_t>::max());
@@ -213,7 +213,7 @@ std::optional<NonFiniteTensor> NumericsWatch::check(int64_t step) {
   const auto readings = readings_->take();
   numbers_.clear();
   int64_t first = -1;
-  std::map<std::pair<size_t, WatchedTensor>, size_t> places;  // in numbers_
+  std::map<std::pair<size_t, WatchedTensor>, size_t> places;  // indices in numbers_
   for (const auto& reading : readings) {
     const auto [found, is_new] = places.try_emplace({reading.name, reading.kind}, numbers_.size());
     if (is_new) {

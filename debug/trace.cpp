@@ -52,14 +52,14 @@ std::string json_text(std::string_view text) {
   return result + '"';
 }
 
-/// A step of a unit, and when.
+/// Event of a unit, with its time.
 struct UnitEvent {
   int64_t ns = 0;
   FSDPEventKind step = FSDPEventKind::Gather;
   std::string unit;
 };
 
-/// What lasts from one event to another, beside the threads.
+/// Interval between two events, shown beside the threads.
 struct Span {
   std::string name;
   int64_t begin_ns = 0;
@@ -70,10 +70,10 @@ bool is_reduction(FSDPEventKind step) {
   return step == FSDPEventKind::ReduceScatter || step == FSDPEventKind::AllReduce;
 }
 
-/// Gathers, backwards and reductions of units.
+/// Returns the intervals of gathers, backwards and reductions of units.
 std::vector<Span> unit_spans(const std::vector<UnitEvent>& events) {
   std::vector<Span> spans;
-  std::map<std::string, int64_t> open;  // begins, by span's name
+  std::map<std::string, int64_t> open;  // start times by name
   const auto begin = [&](const char* what, const UnitEvent& event) {
     open.try_emplace(fmt::format("{} {}", what, event.unit), event.ns);
   };
@@ -109,7 +109,7 @@ class TraceWriter {
   void name(const char* what, int64_t thread, const std::string& name) {
     add(R"("ph": "M", "name": "{}", "tid": {}, "args": {{"name": {}}})", what, thread, json_text(name));
   }
-  /// `args`: members of a JSON object.
+  /// Writes an interval. `args` are members of a JSON object.
   void range(const Span& span, const char* category, int64_t thread, const std::string& args = "") {
     add(R"("ph": "X", "cat": "{}", "name": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}, "args": {{{}}})", category,
         json_text(span.name), thread, us(span.begin_ns), static_cast<double>(span.end_ns - span.begin_ns) * 1e-3, args);
@@ -185,13 +185,13 @@ class Trace::Recording {
   int64_t begin_ns_ = 0;
   bool is_recording_ = false;
   std::shared_ptr<FlightRecord> record_ = FlightRecord::of_rank();
-  std::mutex mutex_;  // of calls_, which background saves add to
+  std::mutex mutex_;  // guards calls_, to which background saves add
   std::map<uint64_t, FlightEntry> calls_;
   std::vector<FlightGroup> groups_;
   std::vector<UnitEvent> unit_events_;
   std::vector<FSDPModule> units_;
   std::vector<ScopedHook> hooks_;
-  std::vector<std::unique_ptr<at::RecordFunction>> forwards_;  // that run, innermost last
+  std::vector<std::unique_ptr<at::RecordFunction>> forwards_;  // running, innermost last
 };
 
 Trace::Recording::Recording(ModuleRef model, Options options) : options_(std::move(options)) {
@@ -236,7 +236,7 @@ void Trace::Recording::start_profiler() const {
   if (!options_.ops) {
     scopes.insert(at::RecordScope::USER_SCOPE);
   }
-  // Kineto writes to stderr when it starts, and an error where there is no GPU.
+  // Kineto writes to stderr when it starts, including an error if there is no GPU.
   setenv("KINETO_LOG_LEVEL", "99", /*replace=*/0);
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities, scopes);
@@ -300,7 +300,7 @@ void Trace::Recording::stop() {
   is_tracing = false;
   groups_ = record_->groups();
   for (const auto& call : record_->entries()) {
-    calls_.try_emplace(call.number, call);  // those in flight
+    calls_.try_emplace(call.number, call);  // calls in flight
   }
   write(events(*result));
 }
@@ -311,7 +311,7 @@ void Trace::Recording::add_event(TraceWriter& writer, const profiler::KinetoEven
             .end_ns = static_cast<int64_t>(event.startNs() + event.durationNs())};
   const int64_t thread = event.deviceResourceId();
   if (event.deviceType() != at::kCPU) {
-    constexpr int64_t kStreams = int64_t{1} << 32;  // above all threads
+    constexpr int64_t kStreams = int64_t{1} << 32;  // above all thread ids
     writer.range(span, "gpu", kStreams + thread);
     return;
   }

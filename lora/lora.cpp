@@ -24,7 +24,7 @@ namespace tessera {
 
 namespace {
 
-/// A module that is there under several names has the first.
+/// Linear layer with the first of its names.
 struct NamedLinear {
   std::string path;
   std::shared_ptr<torch::nn::Module> module;
@@ -41,7 +41,7 @@ std::vector<NamedLinear> named_linears(const torch::nn::Module& root) {
   return linears;
 }
 
-/// The last `count` components of a path, all if it has no more.
+/// Returns the last `count` components of a path, or all if it has fewer.
 std::string last_components(const std::string& path, size_t count) {
   const auto names = path_components(path);
   const auto first = names.end() - static_cast<std::ptrdiff_t>(std::min(count, names.size()));
@@ -96,7 +96,7 @@ void check_numbers(const LoraConfig& config) {
                 "add_lora: lora_dropout is {}; it must be in [0, 1)", config.lora_dropout);
 }
 
-/// How many modules have a parameter.
+/// Returns the number of modules that have each parameter.
 std::map<const c10::TensorImpl*, int> count_owners(const torch::nn::Module& root) {
   std::map<const c10::TensorImpl*, int> owners;
   std::set<const torch::nn::Module*> modules{&root};

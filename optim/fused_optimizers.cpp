@@ -46,7 +46,7 @@ bool has_kernels(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-/// `index`: in the parameter's group.
+/// Checks a parameter; `index` is its position in the group.
 void check_steppable(const at::Tensor& param, size_t index) {
   const auto& grad = param.grad();
   TESSERA_CHECK(
@@ -61,7 +61,7 @@ void check_steppable(const at::Tensor& param, size_t index) {
                 c10::toString(param.scalar_type()), c10::toString(grad.scalar_type()));
 }
 
-/// `state`: the parameter's, from an earlier step.
+/// Checks that `state`, from an earlier step, matches its parameter.
 void check_alike(const at::Tensor& param, const at::Tensor& state) {
   TESSERA_CHECK(ValueError, state.scalar_type() == param.scalar_type() && state.device() == param.device(),
                 "fused optimizer: a parameter is {} on {}, but its state {} on {}: it was converted since. Make the "
@@ -70,7 +70,7 @@ void check_alike(const at::Tensor& param, const at::Tensor& state) {
                 state.device().str());
 }
 
-/// The parameters of a group that have a gradient.
+/// Returns the parameters of a group that have a gradient.
 TensorList params_to_step(const OptimizerParamGroup& group) {
   TensorList params;
   for (size_t index = 0; index < group.params().size(); ++index) {
@@ -83,13 +83,14 @@ TensorList params_to_step(const OptimizerParamGroup& group) {
   return params;
 }
 
-/// Different parameters of one group.
+/// Distinct parameters of one group.
 struct Round {
   size_t group;
   TensorList params;
 };
 
-/// A kernel steps its parameters in any order, or at one time: one that is listed twice is in two rounds.
+/// Adds rounds. A kernel steps its parameters in any order or concurrently, so one that is listed twice is in two
+/// rounds.
 void add_rounds(size_t group, TensorList params, std::vector<Round>& rounds) {
   while (!params.empty()) {
     std::unordered_set<c10::TensorImpl*> seen;
@@ -104,7 +105,7 @@ void add_rounds(size_t group, TensorList params, std::vector<Round>& rounds) {
   }
 }
 
-/// Before any parameter changes.
+/// Makes and checks all rounds before any parameter changes.
 std::vector<Round> rounds_to_step(const std::vector<OptimizerParamGroup>& groups) {
   std::vector<Round> rounds;
   for (size_t group = 0; group < groups.size(); ++group) {
@@ -113,7 +114,7 @@ std::vector<Round> rounds_to_step(const std::vector<OptimizerParamGroup>& groups
   return rounds;
 }
 
-/// What one op can take together: kernels are for one device and dtype, and an op's DTensors are of one mesh.
+/// Properties that the tensors of one op share: kernels need one device and dtype, and an op's DTensors one mesh.
 struct Kind {
   at::Device device;
   at::ScalarType dtype;
@@ -128,7 +129,7 @@ Kind classify(const at::Tensor& param) {
           .mesh = is_dtensor(param) ? device_mesh(param) : DeviceMesh()};
 }
 
-/// In the order in which the kinds come: the same on all ranks, since steps may communicate.
+/// Lists by kind, in order of occurrence, which is equal on all ranks, because steps may communicate.
 template <class Lists>
 using ByKind = std::deque<std::pair<Kind, Lists>>;
 
@@ -139,13 +140,13 @@ Lists& find_or_add(ByKind<Lists>& lists, const at::Tensor& param) {
   return found == lists.end() ? lists.emplace_back(std::move(kind), Lists()).second : found->second;
 }
 
-/// Kernels go through the memory of all lists from front to back, without regard to strides.
+/// Returns whether layouts match, because kernels process the memory of all lists in order and ignore strides.
 template <class... Others>
 bool have_same_layout(const at::Tensor& param, const Others&... others) {
   return param.is_non_overlapping_and_dense() && ((others.strides() == param.strides()) && ...);
 }
 
-/// What is stepped as a row-major copy, since it does not lie as the rest of its parameter's tensors.
+/// Row-major copies of tensors whose memory layout differs from that of their parameter's other tensors.
 class RowMajorCopies {
  public:
   at::Tensor of(const at::Tensor& tensor) {
@@ -169,10 +170,10 @@ template <class State>
 struct AdamLists {
   std::vector<State*> states;
   TensorList params, grads, averages, squares, largest_squares, steps;
-  std::map<int64_t, at::Tensor> step_counts;  // parameters of the same count share it
+  std::map<int64_t, at::Tensor> step_counts;  // shared by parameters with the same count
   RowMajorCopies copies;
 
-  /// `scalars`: null without them.
+  /// Adds a parameter. `scalars` may be null.
   void add(const at::Tensor& param, State& state, bool amsgrad, const AdamScalars* scalars) {
     states.push_back(&state);
     const int64_t step = state.step() + 1;
@@ -195,7 +196,7 @@ struct AdamLists {
   }
 };
 
-/// As libtorch's step() makes it.
+/// Makes the state like libtorch's step().
 template <class State>
 State& adam_state(Optimizer& optimizer, const at::Tensor& param, bool amsgrad) {
   auto& slot = optimizer.state()[param.unsafeGetTensorImpl()];
@@ -232,7 +233,7 @@ void begin_step(CapturableAdam& captured, Optimizer& optimizer, const std::vecto
   }
 }
 
-/// `captured`: null without a CapturedStep.
+/// Steps the parameters. `captured` is null without a CapturedStep.
 template <class State, class Options, class Op>
 void adam_step(Optimizer& optimizer, CapturableAdam* captured, Op op) {
   const at::NoGradGuard no_grad;
@@ -272,7 +273,7 @@ void adam_step(Optimizer& optimizer, CapturableAdam* captured, Op op) {
       step({own.params, own.grads, own.averages, own.squares, own.largest_squares}, own.steps);
       tails.step(step);
       own.copies.write_back();
-      for (auto* state : own.states) {  // a step that threw was none
+      for (auto* state : own.states) {  // not counted if the step threw
         state->step(state->step() + 1);
       }
     }
@@ -304,10 +305,10 @@ void count_step(CapturableAdam& captured) {
 
 struct SGDLists {
   TensorList params, grads, buffers;
-  std::vector<std::pair<torch::optim::SGDParamState*, at::Tensor>> new_momenta;  // not initialised before the step
+  std::vector<std::pair<torch::optim::SGDParamState*, at::Tensor>> new_momenta;  // uninitialized before the step
   RowMajorCopies copies;
 
-  /// `momentum`: undefined without one.
+  /// Adds a parameter. `momentum` may be undefined.
   void add(const at::Tensor& param, const at::Tensor& momentum) {
     const auto& grad = param.grad();
     const bool as_is = have_same_layout(param, grad, momentum.defined() ? momentum : param);
@@ -328,7 +329,7 @@ struct SGDLists {
       step_lists({params, grads, buffers}, {});
       tails.step(step_lists);
       copies.write_back();
-      for (auto& [state, momentum] : new_momenta) {  // a step that threw was none
+      for (auto& [state, momentum] : new_momenta) {  // not set if the step threw
         state->momentum_buffer(std::move(momentum));
       }
     }
@@ -406,7 +407,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
   }
   for (const auto& [group, params] : rounds) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups()[group].options());
-    ByKind<std::array<SGDLists, 2>> lists;  // with a momentum from before, and without
+    ByKind<std::array<SGDLists, 2>> lists;  // with and without an earlier momentum
     for (const auto& param : params) {
       auto& [before, anew] = find_or_add(lists, param);
       if (options.momentum() == 0) {

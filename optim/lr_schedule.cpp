@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kDefaultTimescale = 10'000;
 
-/// Throws ValueError, naming `where`, for what no schedule has.
+/// Returns `schedule`. Throws ValueError, naming `where`, if a field is out of range.
 LrSchedule checked(const char* where, const LrSchedule& schedule) {
   TESSERA_CHECK(ValueError, schedule.warmup_steps >= 0 && schedule.stable_steps >= 0,
                 "{}: {} steps of warm-up and {} stable ones, must be 0 or more", where, schedule.warmup_steps,
@@ -31,7 +31,7 @@ LrSchedule decay_schedule(const char* where, const DecayOptions& options, LrSche
                          .min_ratio = options.min_ratio});
 }
 
-/// Returns what is left, from 1 to 0, after a part of the decay.
+/// Returns the remaining factor, from 1 to 0, after the fraction `progress` of the decay.
 double remainder(LrSchedule::Decay decay, double progress) {
   switch (decay) {
     case LrSchedule::Decay::Linear:

@@ -19,7 +19,7 @@ namespace tessera {
 
 namespace {
 
-/// Gradients that one op can take together.
+/// Device and dtype, which the gradients of one op share.
 using Kind = std::pair<at::ScalarType, at::DeviceIndex>;
 
 at::Tensor local_of(const at::Tensor& tensor) {
@@ -27,8 +27,8 @@ at::Tensor local_of(const at::Tensor& tensor) {
   return meta ? meta->local : tensor;
 }
 
-/// This rank's parts, by kind, and the device of the parameters: where there are none, the CPU. Each part once, though
-/// libtorch's parameters() lists tied parameters twice.
+/// This rank's local gradients by kind, and the parameters' device (the CPU without any). Tied parameters, which
+/// libtorch's parameters() lists twice, occur once.
 struct LocalGradients {
   std::map<Kind, std::vector<at::Tensor>> by_kind;
   at::Device device = at::kCPU;
@@ -52,7 +52,7 @@ LocalGradients local_gradients(torch::optim::Optimizer& optimizer) {
   return gradients;
 }
 
-/// Nonzero everywhere if it is anywhere.
+/// Makes `found` nonzero on all ranks if it is nonzero on any.
 void agree(const at::Tensor& found, const std::optional<DeviceMesh>& mesh) {
   if (!mesh) {
     all_reduce(found, ReduceOp::Max, default_group());
@@ -81,7 +81,7 @@ at::Tensor ShardedGradScaler::scale(const at::Tensor& loss) const {
   if (!options_.enabled) {
     return loss;
   }
-  // 65536 is beyond float16: the product may be in its range all the same.
+  // A scale of 65536 exceeds float16, but the product may be in range.
   const auto dtype = loss.scalar_type();
   return dtype == at::kHalf ? (loss.to(at::kFloat) * scale_).to(dtype) : loss * scale_;
 }

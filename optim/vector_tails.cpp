@@ -11,9 +11,9 @@ namespace tessera::optim {
 
 namespace {
 
-constexpr int64_t kVector = 64;  // elements: as many as any vector has, or a multiple
+constexpr int64_t kVector = 64;  // elements: a multiple of every vector length
 
-/// This rank's elements, which lie in a row.
+/// Returns this rank's elements, which are contiguous.
 const at::Tensor& local_of(const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);
   return meta ? meta->local : tensor;

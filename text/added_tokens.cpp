@@ -36,7 +36,7 @@ void AddedTokenFinder::finish() {
                 same->token.id, std::next(same)->token.id, same->text);
 }
 
-/// Narrows the entries down to those that have the first bytes of `text`, byte by byte.
+/// Narrows the entries to those that match the start of `text`, byte by byte.
 const AddedTokenFinder::Entry* AddedTokenFinder::longest_at(std::string_view text) const {
   const Entry* longest = nullptr;
   auto first = entries_.begin(), last = entries_.end();
@@ -46,7 +46,7 @@ const AddedTokenFinder::Entry* AddedTokenFinder::longest_at(std::string_view tex
     first =
         std::lower_bound(first, last, byte, [&](const Entry& entry, unsigned char b) { return byte_of(entry) < b; });
     last = std::upper_bound(first, last, byte, [&](unsigned char b, const Entry& entry) { return b < byte_of(entry); });
-    // The shortest comes first, and has no byte at the next depth.
+    // The shortest comes first, and ends at this depth.
     if (first != last && first->text.size() == depth + 1) {
       longest = &*first;
       ++first;

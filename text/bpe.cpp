@@ -16,7 +16,7 @@ namespace tessera::text {
 
 namespace {
 
-/// Up to here, looking through all pairs for the first to join is faster than a queue.
+/// Longest word for which searching all pairs for the next join is faster than a queue.
 constexpr size_t kShortWord = 48;
 
 struct MergedPair {
@@ -78,7 +78,7 @@ void BpeModel::read_vocabulary(const JsonView& vocabulary) {
   ids_.reserve(members.size());
   tokens_.reserve(members.size());
   for (const auto& [token, value] : members) {
-    // The path costs more than the rest, and an error alone needs it.
+    // Building the path costs more than the rest, and only an error needs it.
     const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() <= INT32_MAX;
     const int32_t id = is_id ? value.get<int32_t>() : JsonView(value, vocabulary.path() + "." + token).as_id();
     const auto place = ids_.emplace(token, id).first;
@@ -155,8 +155,8 @@ void BpeModel::encode(std::string_view word, BpeState& state, std::vector<int32_
       return ids.push_back(*id);
     }
   }
-  // Parts between which no merge reaches are as good as words, and shorter. Next to a character that the vocabulary
-  // lacks other tokens may meet.
+  // Splits the word where no merge crosses, which is equivalent and faster. Next to a character that the vocabulary
+  // lacks, other tokens may meet.
   size_t start = 0;
   char32_t previous = 0;
   bool previous_is_listed = false;
@@ -194,7 +194,7 @@ void BpeModel::encode_cached(std::string_view word, BpeState& state, std::vector
   }
 }
 
-/// Leaves the ids in state.symbols_.
+/// Encodes a word that is not cached. Leaves the ids in state.symbols_.
 void BpeModel::encode_new(std::string_view word, BpeState& state) const {
   state.symbols_.clear();
   if (takes_bytes_ && ignores_merges_ && word.size() <= longest_token_) {
@@ -212,7 +212,7 @@ void BpeModel::encode_new(std::string_view word, BpeState& state) const {
 }
 
 void BpeModel::split_into_symbols(std::string_view word, std::vector<int32_t>& symbols) const {
-  // An unknown token comes when the next known one does, as in Python, where bytes may so come before it.
+  // An unknown token is appended when the next known one is, as in Python, so byte tokens may precede it.
   bool owes_unknown = false;
   const auto pay = [&] {
     if (owes_unknown) {
@@ -246,7 +246,7 @@ void BpeModel::split_into_symbols(std::string_view word, std::vector<int32_t>& s
   pay();
 }
 
-/// Appends what stands for a character that is not in the vocabulary.
+/// Appends the symbols for a character that is not in the vocabulary.
 void BpeModel::append_unlisted(const std::string& character, bool& owes_unknown, std::vector<int32_t>& symbols) const {
   if (falls_back_to_bytes_) {
     std::vector<int32_t> bytes;
@@ -295,7 +295,7 @@ void BpeModel::join_short(BpeState& state) const {
   }
 }
 
-// The queue has rank and place of pairs, lowest first. A pair that has changed since has another rank.
+// The queue has rank and position of pairs, lowest first. A pair that has changed since then has another rank.
 void BpeModel::join_long(BpeState& state) const {
   constexpr int32_t kGone = -1;
   auto& symbols = state.symbols_;

@@ -21,7 +21,7 @@ namespace {
 
 using Messages = std::vector<ChatMessage>;
 
-/// What Python's str.strip() takes for whitespace.
+/// Returns whether Python's str.strip() removes the character.
 bool is_python_space(char32_t character) {
   return text::is_whitespace(character) || (character >= 0x1C && character <= 0x1F);
 }
@@ -45,7 +45,7 @@ std::string_view without_trailing_newlines(std::string_view text) {
   return text.substr(0, text.find_last_not_of('\n') + 1);  // npos + 1 is 0
 }
 
-/// A chat being rendered.
+/// State of a chat being rendered.
 struct ChatWriter {
   std::string bos;
   std::string eos;
@@ -59,12 +59,12 @@ struct ChatWriter {
   }
 };
 
-/// Returns the first message's content if it is the system's.
+/// Returns the first message's content if it is a system message.
 const std::string* system_message(const Messages& messages) {
   return messages[0].role == "system" ? &messages[0].content : nullptr;
 }
 
-/// Calls write(message, index) for each after the optional system message; user and assistant must take turns.
+/// Calls write(message, index) for each message after the optional system message; user and assistant must alternate.
 template <class Write>
 void for_each_turn(const Messages& messages, Write write) {
   const size_t first = system_message(messages) ? 1 : 0;
@@ -122,7 +122,7 @@ void write_llama31(ChatWriter& writer, const Messages& messages) {
   write_llama3_prompt(writer);
 }
 
-/// The first templates of Mistral 7B; `after` follows each answer.
+/// Writes the first templates of Mistral 7B; `after` follows each answer.
 void write_old_mistral(ChatWriter& writer, const Messages& messages, std::string_view after) {
   TESSERA_CHECK(ValueError, !system_message(messages), "messages[0].role: this template takes no system message");
   writer.write(writer.bos);
@@ -156,7 +156,7 @@ void write_mistral_v1(ChatWriter& writer, const Messages& messages) {
   });
 }
 
-/// The system message goes into the last message, if that is the user's, and else nowhere: so the template says.
+/// Writes the system message into the last message if that is the user's, and otherwise omits it, as the template does.
 template <class WriteAnswer>
 void write_mistral_v3_form(ChatWriter& writer, const Messages& messages, const std::string& before,
                            WriteAnswer write_answer) {
@@ -215,7 +215,7 @@ void write_qwen25(ChatWriter& writer, const Messages& messages) {
   write_chatml(writer, messages);
 }
 
-/// Returns the index of the last message of a user that is not a tool's response, or else of the last message.
+/// Returns the index of the last user message that is not a tool response, or else of the last message.
 size_t last_query(const Messages& messages) {
   for (size_t i = messages.size(); i-- > 0;) {
     const auto& content = messages[i].content;
@@ -227,7 +227,8 @@ size_t last_query(const Messages& messages) {
   return messages.size() - 1;
 }
 
-/// Returns an answer as Qwen3 has it: thoughts are left out of earlier ones, and the last one has them, if empty.
+/// Returns an answer in Qwen3's format: without thoughts in earlier answers, with (possibly empty) thoughts in the
+/// last.
 std::string qwen3_answer(const Messages& messages, size_t index) {
   constexpr std::string_view kThink = "<think>", kEnd = "</think>";
   const std::string_view whole = messages[index].content;
@@ -287,7 +288,7 @@ struct ChatKind {
   const char* bos;
   const char* eos;
   void (*write)(ChatWriter&, const Messages&);
-  std::array<uint64_t, 2> hashes;  // of published texts, as template_hash() has them; 0: no other one
+  std::array<uint64_t, 2> hashes;  // template_hash() of published texts; 0: no second one
 };
 
 constexpr std::array kKinds = {
@@ -307,8 +308,8 @@ constexpr std::array kKinds = {
     ChatKind{"gemma3", "<bos>", "<eos>", write_gemma3, {0xd9c620dcaf86f38d, 0xc8e457151b225c66}},
 };
 
-/// Returns XXH3 of the text, with "\n" for newlines in Jinja's strings, as some copies have, and without a last
-/// newline, which Jinja drops.
+/// Returns XXH3 of the text. Normalizes "\n" escapes to newlines in Jinja's strings, as some copies have, and omits a
+/// last newline, which Jinja drops.
 uint64_t template_hash(std::string_view jinja) {
   std::string text;
   for (size_t i = 0; i < jinja.size(); ++i) {
@@ -328,7 +329,7 @@ std::vector<std::string> kind_names() {
   return names;
 }
 
-/// Returns a token of a tokenizer_config.json, which is a text or an object with it; "" if there is none.
+/// Returns a token of a tokenizer_config.json, which is a string or an object; "" if there is none.
 std::string chat_token(const text::JsonView& config, const char* key) {
   if (!config.has(key)) {
     return "";
@@ -341,7 +342,7 @@ ChatTokens chat_tokens(const text::JsonView& config) {
   return {.bos = chat_token(config, "bos_token"), .eos = chat_token(config, "eos_token")};
 }
 
-/// Returns the text of "chat_template", which may be a list of named ones.
+/// Returns the text of "chat_template", which may be a list of named templates.
 const std::string& jinja_of(const text::JsonView& config) {
   TESSERA_CHECK(ValueError, config.has("chat_template"),
                 "{}: has no \"chat_template\"; name one of {}, by ChatTemplate::named(\"chatml\") for instance",
@@ -425,7 +426,7 @@ EncodedChat encode_chat(const Tokenizer& tokenizer, const RenderedChat& chat) {
   const EncodeOptions as_is{.add_special_tokens = false};
   EncodedChat encoded{.ids = tokenizer.encode(chat.text, as_is)};
   encoded.is_assistant.resize(encoded.ids.size());
-  // How many of the ids are those of the text up to there: a tokenizer does not tell where its tokens lie.
+  // Returns how many ids cover the text up to `end`; a tokenizer does not report the positions of tokens.
   const auto tokens_before = [&](size_t end) {
     const auto ids = tokenizer.encode(std::string_view(chat.text).substr(0, end), as_is);
     return std::ranges::mismatch(ids, encoded.ids).in2 - encoded.ids.begin();

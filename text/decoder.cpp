@@ -12,7 +12,7 @@ namespace tessera::text {
 
 namespace {
 
-/// A step that looks at whole tokens.
+/// Step that processes whole tokens.
 class WholeTokenStep : public DecodeStep {
  public:
   explicit WholeTokenStep(DecodeStep& next) : next_(next) {}
@@ -37,7 +37,7 @@ class WholeTokenStep : public DecodeStep {
   std::string token_;
 };
 
-/// All tokens become one, of the bytes that their characters stand for.
+/// Joins all tokens into one, of the bytes that their characters represent.
 class ByteLevelDecoder : public WholeTokenStep {
  public:
   using WholeTokenStep::WholeTokenStep;
@@ -62,10 +62,10 @@ class ByteLevelDecoder : public WholeTokenStep {
   }
 
  private:
-  std::string bytes_;  // the start of a character
+  std::string bytes_;  // start of an incomplete character
 };
 
-/// Tokens <0x00> to <0xFF> in a row become a text or, if they are none, as many U+FFFD.
+/// Turns consecutive tokens <0x00> to <0xFF> into text, or into as many U+FFFD if they are not valid UTF-8.
 class ByteFallbackDecoder : public WholeTokenStep {
  public:
   using WholeTokenStep::WholeTokenStep;
@@ -130,7 +130,7 @@ class FuseDecoder : public DecodeStep {
   DecodeStep& next_;
 };
 
-/// Takes up to so many of a character from each token's start and end.
+/// Strips up to the given numbers of a character from each token's start and end.
 class StripDecoder : public DecodeStep {
  public:
   StripDecoder(DecodeStep& next, char32_t content, int32_t start, int32_t stop)
@@ -172,7 +172,7 @@ class StripDecoder : public DecodeStep {
   int32_t start_;
   int32_t stop_;
   int32_t start_left_;
-  int32_t held_ = 0;  // perhaps the token's last characters
+  int32_t held_ = 0;  // number of characters that may be the token's last
 };
 
 class MetaspaceDecoder : public DecodeStep {

@@ -62,7 +62,7 @@ std::string shown(const nlohmann::json& value) {
   if (value.is_structured()) {
     return fmt::format("an {} of {}", value.type_name(), value.size());
   }
-  // Not strict: a text that the parser took may still end within a character once it is cut.
+  // Replaces errors, because truncating a valid text may split a character.
   auto text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
   if (text.size() > kMaxShown) {
     text.resize(kMaxShown);

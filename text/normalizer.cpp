@@ -48,7 +48,7 @@ void prepend(Normalized& part, const std::string& prefix) {
 void replace(Normalized& part, const Pattern& pattern, const std::string& content) {
   const auto first = pattern.find(part.text, 0);
   if (first && first->begin == 0 && first->end > 0) {
-    // What is inserted counts as where the match's last character was.
+    // Inserted text gets the position of the match's last character.
     const size_t last = last_character(std::string_view(part.text).substr(0, first->end));
     part.at_start = part.at_start && last == 0 && !content.empty();
   }

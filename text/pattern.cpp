@@ -12,10 +12,10 @@ namespace tessera::text {
 
 namespace {
 
-// What backtracking over a text of many megabytes may need.
+// Limit for backtracking over a text of many megabytes.
 constexpr size_t kMaxStackBytes = size_t{64} << 20;
 
-/// What a thread needs to match.
+/// Matching state of a thread.
 struct MatchState {
   MatchState() { pcre2_jit_stack_assign(context.get(), nullptr, stack.get()); }
 
@@ -38,7 +38,7 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
-/// Rewrites one expression; each method takes what starts at at_.
+/// Translates one expression. Each method handles the syntax that starts at at_.
 class Translation {
  public:
   Translation(const std::string& expression, const std::string& place) : expression_(expression), place_(place) {}
@@ -90,7 +90,7 @@ class Translation {
     } else if (c == 'w') {
       take_members(kWord);
     } else if (c == 'S') {
-      // U+180E was a space once, and is one for PCRE2.
+      // U+180E was a space in older Unicode versions, and is one for PCRE2.
       replace(2, in_class_ ? R"(\S\x{180E})" : fmt::format("[^{}]", kSpace));
     } else if (c == 'W' && !in_class_) {
       replace(2, fmt::format("[^{}]", kWord));
@@ -106,7 +106,8 @@ class Translation {
     }
   }
 
-  /// \p{L} and \x{41} are the same; a longer name is a script's, by which PCRE2 alone means Script_Extensions too.
+  /// Handles \p{L} and \x{41}, which are equal in both. A longer name is a script, which PCRE2 alone extends to
+  /// Script_Extensions.
   void take_braces() {
     const size_t open = at_ + 2, close = expression_.find('}', open);
     if (open >= expression_.size() || expression_[open] != '{' || close == std::string::npos) {
@@ -202,7 +203,7 @@ Pattern Pattern::parse(const JsonView& json) {
   }
   Pattern pattern;
   pattern.text_ = json.at("String").as_string();
-  // Matches between all characters, as an expression does.
+  // An empty text matches between all characters, like an empty expression.
   return pattern.text_.empty() ? regex("", json.path()) : pattern;
 }
 

@@ -11,7 +11,7 @@ PostProcessor::PostProcessor(const JsonView& json) {
       TESSERA_CHECK(NotImplementedError, items_.empty(), "{}: a second TemplateProcessing, one is supported",
                     step.path());
       read_template(step);
-    } else if (type != "ByteLevel") {  // which changes offsets alone
+    } else if (type != "ByteLevel") {  // which only changes offsets
       refuse_type(step, "TemplateProcessing, ByteLevel, Sequence");
     }
   }

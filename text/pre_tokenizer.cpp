@@ -13,7 +13,7 @@ namespace tessera::text {
 
 namespace {
 
-/// What becomes of the parts that a pattern matches.
+/// Treatment of the parts that a pattern matches.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 Behavior parse_behavior(const JsonView& json) {
@@ -31,7 +31,7 @@ Behavior parse_behavior(const JsonView& json) {
                                json.path(), shown(json.value())));
 }
 
-/// Turns the parts of a piece, matches and what is between them, into pieces.
+/// Combines the parts of a piece, matches and the text between them, into pieces.
 class Splits {
  public:
   Splits(const Piece& piece, Behavior behavior, PieceSink& sink) : piece_(piece), behavior_(behavior), sink_(sink) {}
@@ -53,7 +53,7 @@ class Splits {
         join_if(is_match && !previous_is_match_, part);
         break;
       case Behavior::kMergedWithNext:
-        // What is held is a match.
+        // The pending part is a match.
         join_if(!is_match, part);
         if (!is_match) {
           finish();
@@ -63,7 +63,7 @@ class Splits {
     previous_is_match_ = is_match;
   }
 
-  /// Gives the last piece.
+  /// Emits the last piece.
   void finish() {
     if (held_) {
       give(*held_);
@@ -145,7 +145,7 @@ class ByteLevelStep {
   struct Options {
     bool add_prefix_space = false;
     bool use_regex = true;
-    /// Writes visible characters in place of bytes.
+    /// Whether to write visible characters instead of bytes.
     bool maps = false;
   };
 
@@ -241,7 +241,7 @@ PreTokenizer make_whitespace_split(const std::string& place) {
                     Behavior::kRemoved);
 }
 
-/// `maps`: of ByteLevel.
+/// Parses one step; `maps` is for ByteLevel.
 PreTokenizer parse_pre_tokenizer(const JsonView& json, bool maps) {
   const auto& type = json.at("type").as_string();
   if (type == "ByteLevel") {
@@ -272,7 +272,7 @@ PreTokenizer parse_pre_tokenizer(const JsonView& json, bool maps) {
   refuse_type(json, "ByteLevel, Split, Whitespace, WhitespaceSplit, Digits, Punctuation, Metaspace, Sequence");
 }
 
-/// One of a row of steps: splits what it gets for the rest of them.
+/// Step in a sequence, which splits its input for the following steps.
 class StepsFrom : public PieceSink {
  public:
   StepsFrom(const PreTokenizers& pre_tokenizers, size_t index, PieceSink& last)

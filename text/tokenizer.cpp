@@ -30,7 +30,7 @@ namespace {
 using nlohmann::json;
 using text::JsonView;
 
-/// null if there is no such member.
+/// Returns a null view if there is no such member.
 JsonView member(const JsonView& file, const char* key) {
   static const json kNull;
   return file.has(key) ? file.at(key) : JsonView(kNull, file.path() + "." + key);
@@ -108,7 +108,7 @@ class Tokenizer::Impl {
  private:
   using State = std::unique_ptr<text::BpeState>;
 
-  /// Gives the model what a text is split into.
+  /// Passes the words of a text to the model.
   class ModelSink : public text::PieceSink {
    public:
     ModelSink(const text::BpeModel& model, text::BpeState& state, std::vector<int32_t>& ids)
@@ -128,7 +128,7 @@ class Tokenizer::Impl {
       if (token.content.empty()) {
         continue;
       }
-      // Python gives ids by this rule, whatever the file says.
+      // Python assigns ids by this rule, regardless of the file.
       const auto known = token_to_id(token.content);
       TESSERA_CHECK(ValueError, token.id == known.value_or(next_id), "{}.id: is {}, must be {}, {}", element.path(),
                     token.id, known.value_or(next_id),
@@ -207,13 +207,13 @@ class Tokenizer::Impl {
   text::PostProcessor post_processor_;
   std::vector<text::MakeDecodeStep> decoders_;
   std::unordered_map<std::string, int32_t> added_ids_;
-  // What decoders get: normalized, if the token is looked for so.
+  // Text for decoders: normalized, if the token is matched in normalized text.
   std::unordered_map<int32_t, std::string> added_texts_;
   std::unordered_set<std::string> special_tokens_;
   text::AddedTokenFinder raw_finder_;
   text::AddedTokenFinder normalized_finder_;
 
-  // As many as threads have encoded at once.
+  // One per thread that has encoded at the same time.
   mutable std::mutex mutex_;
   mutable std::vector<State> states_;
 };

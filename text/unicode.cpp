@@ -14,8 +14,8 @@ namespace tessera::text {
 
 namespace {
 
-/// The second byte of a sequence has a narrower range after some first ones (no overlong forms, surrogates, or what is
-/// past U+10FFFF).
+/// Returns whether `second` may follow `first`. After some first bytes the range is narrower (no overlong forms,
+/// surrogates, or values above U+10FFFF).
 bool may_follow(unsigned char first, unsigned char second) {
   switch (first) {
     case 0xE0:
@@ -35,7 +35,8 @@ struct FreeMalloced {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-/// Below these all characters keep their form, and none joins the character before it.
+/// Returns the first character that may change; all smaller ones keep their form and do not combine with the previous
+/// one.
 char32_t first_unstable(NormalForm form) {
   switch (form) {
     case NormalForm::kNfc:
@@ -63,7 +64,7 @@ void append_normalized(std::string& out, std::string_view text, NormalForm form)
   out.append(reinterpret_cast<const char*>(made), static_cast<size_t>(length));
 }
 
-/// From characters below U+0144 to bytes, -1 where there is none.
+/// Maps characters below U+0144 to bytes, -1 if there is none.
 std::array<int, 0x144> make_bytes_of_characters() {
   std::array<int, 0x144> bytes;
   bytes.fill(-1);
@@ -213,8 +214,8 @@ void append_lower_case(std::string& text, char32_t character) {
   }
 }
 
-// A character from the first unstable one on may change, and may join the one before it: runs of such, with that one,
-// go through utf8proc.
+// A character from the first unstable one on may change, and may combine with the previous one. Only runs of such
+// characters, with the preceding one, are passed to utf8proc.
 std::string normal_form(std::string_view text, NormalForm form) {
   const char32_t unstable = first_unstable(form);
   std::string out;

@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-/// Keeps the module that a call belongs to until the call is not needed any more.
+/// Keeps the module of a call alive until the call is no longer needed.
 class ModuleCall final : public RecomputableCall {
  public:
   ModuleCall(std::shared_ptr<torch::nn::Module> module, std::unique_ptr<RecomputableCall> call)
@@ -53,8 +53,8 @@ const char* to_string(Recompute recompute) {
 }
 
 CheckpointOptions checkpoint_options(Recompute recompute) {
-  // What costs the most to compute again. Not aten::bmm, which makes attention's scores where no kernel does all of it:
-  // they would fill the memory that is saved.
+  // The ops that cost the most to recompute. Excludes aten::bmm, which computes attention's scores without a fused
+  // kernel: they would fill the memory that is saved.
   static const OpList costly({"aten::mm", "aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
                               "aten::_scaled_dot_product_flash_attention",
                               "aten::_scaled_dot_product_efficient_attention",

@@ -21,14 +21,14 @@ namespace tessera {
 
 namespace {
 
-/// Stands for an input between the two forwards, so that it is shown again.
+/// Stands for an input between the two forwards, so that it is visited again.
 const at::Tensor& placeholder() {
   static const at::Tensor empty = at::empty({0});
   return empty;
 }
 
-/// The devices whose random numbers a call with these inputs may use: theirs, and the GPU that tensors made in it lie
-/// on. On the meta device there are none.
+/// Returns the devices whose random numbers a call with these inputs may use: those of the inputs, and of tensors
+/// created in it on the current GPU. The meta device has none.
 std::vector<at::Device> generator_devices(RecomputableCall& call) {
   std::vector<at::Device> devices{at::kCPU};
   const auto add = [&](at::Device device) {
@@ -47,8 +47,8 @@ std::vector<at::Device> generator_devices(RecomputableCall& call) {
   return devices;
 }
 
-/// Whose states a second call needs. Not those that other ranks draw from as well: to set them would repeat numbers
-/// there, and draws from them are refused (shared_generator_use.h).
+/// Returns the generators whose states a second call needs. Excludes generators that other ranks share: resetting them
+/// would repeat numbers there, so draws from them are rejected (shared_generator_use.h).
 std::vector<at::Generator> collect_generators(RecomputableCall& call) {
   std::vector<at::Generator> generators;
   const auto add = [&](const at::Generator& generator) {
@@ -67,17 +67,17 @@ std::vector<at::Generator> collect_generators(RecomputableCall& call) {
   return generators;
 }
 
-/// What is kept of inputs: the tensors with the history that they have now. One that the region changes in place gets
-/// the region's own, and would keep the region, which keeps it.
+/// Keeps inputs with their current history. An input that the region changes in place gets the region's history, and
+/// keeping that would keep the region alive.
 class InputsAsTheyAre {
  public:
   at::Tensor keep(const at::Tensor& input) {
     if (!input.defined() || (input.requires_grad() && input.is_leaf())) {
-      return input;  // which nothing may change in place
+      return input;  // cannot be changed in place
     }
     const auto known = std::ranges::find_if(kept_, [&](const auto& pair) { return pair.first.is_same(input); });
     if (known != kept_.end()) {
-      return known->second;  // a tensor that is there twice stays one
+      return known->second;  // the same tensor, passed twice
     }
     auto alias = input.detach();
     if (input.requires_grad()) {
@@ -96,7 +96,7 @@ int64_t current_version(const at::Tensor& tensor) {
 
 }  // namespace
 
-/// The first forward's hooks of one saved tensor.
+/// Hooks of the first forward for one saved tensor.
 class CheckpointRegion::SlotHooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit SlotHooks(std::shared_ptr<CheckpointRegion> region) : region_(std::move(region)) {}
@@ -122,7 +122,7 @@ class CheckpointRegion::SlotMaker final : public SavedTensorHooks {
   std::shared_ptr<CheckpointRegion> region_;
 };
 
-/// The second forward's: a backward inside of it (a gradient that the forward itself takes) finds the tensor here.
+/// Hooks of the second forward. A backward inside it (a gradient that forward itself computes) finds the tensor here.
 class CheckpointRegion::FillHooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit FillHooks(CheckpointRegion& region) : region_(region) {}
@@ -237,7 +237,7 @@ void CheckpointRegion::clear() {
 }
 
 void CheckpointRegion::recompute() {
-  // A graph that is kept for another backward keeps its slots: what fills them goes with this one.
+  // A graph that is kept for another backward keeps its slots, but their tensors are freed with this backward.
   if (torch::autograd::get_current_graph_task_id() != -1) {
     torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
       if (const auto region = weak.lock()) {
@@ -279,7 +279,7 @@ void CheckpointRegion::fill_next(const at::Tensor& tensor) {
     slot.tensor = tensor;
     slot.version = current_version(tensor);
   }
-  // A gradient that the forward itself takes needs what there is up to now.
+  // A gradient that the forward itself computes needs the tensors saved so far.
   if ((options_.early_stop || !is_whole_) && filled_ == slots_.size()) {
     throw StopForward();
   }

@@ -12,13 +12,13 @@ namespace tessera {
 
 namespace {
 
-// Below autograd, above all backends, and free: libtorch names it for fake tensors, but has no kernels for it.
+// A key below autograd and above all backends. libtorch reserves it for fake tensors but has no kernels for it.
 constexpr auto kKey = c10::DispatchKey::Fake;
 
 thread_local SavedOps* current_ops = nullptr;
 thread_local SavedOpsScope::Mode current_mode = SavedOpsScope::Mode::Save;
 
-/// Returns whether a call drops elements; attention has kernels that may, but rarely are to.
+/// Returns whether a call drops out elements; attention kernels can, but rarely do.
 bool drops(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto at = op.schema().argumentIndexWithName("dropout_p");
   return at && torch::jit::peek(stack, static_cast<size_t>(*at), op.schema().arguments().size()).toDouble() > 0;
@@ -54,7 +54,7 @@ bool returns_new_tensors(const c10::FunctionSchema& schema) {
          std::all_of(schema.arguments().begin(), schema.arguments().end(), is_new);
 }
 
-/// Calls `visit` with each defined tensor of `value`, and sets it to what that returns.
+/// Calls `visit` with each defined tensor of `value`, and replaces it by the result.
 template <class Visit>
 void map_tensors(c10::IValue& value, Visit visit) {
   if (value.isTensor() && value.toTensor().defined()) {
@@ -102,7 +102,7 @@ void SavedOps::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
   const size_t returns = op.schema().returns().size();
   Result result{op.operator_name(), {stack->end() - static_cast<int64_t>(returns), stack->end()}, {}};
   for (auto& value : result.values) {
-    // Autograd gives its history to the tensor that it gets: what is kept has the same memory, and no history.
+    // Autograd adds its history to the tensor that it gets, so the saved one shares memory without history.
     map_tensors(value, [&](const at::Tensor& tensor) {
       result.versions.push_back(static_cast<int64_t>(tensor._version()));
       return tensor.tensor_data();

@@ -21,7 +21,7 @@ class EngineWithHooks final : public torch::autograd::Engine {
 };
 
 torch::autograd::Engine& engine_with_hooks() {
-  static auto* const engine = new EngineWithHooks();  // as long as the process: its threads may outlive main()
+  static auto* const engine = new EngineWithHooks();  // never destroyed, because its threads may outlive main()
   return *engine;
 }
 

@@ -16,9 +16,9 @@ namespace tessera {
 
 namespace {
 
-thread_local std::string random_op;  // the first that drew from the default generator, or empty
+thread_local std::string random_op;  // first op that drew from the default generator, or empty
 
-/// Some ops that may draw say in an argument that they do not.
+/// Returns whether an argument tells that the call does not draw, as for some ops that may.
 bool is_without_draws(const c10::FunctionSchema& schema, c10::ArrayRef<const c10::IValue> inputs) {
   const auto input = [&](const char* name) {
     const auto place = schema.argumentIndexWithName(name);
@@ -29,12 +29,12 @@ bool is_without_draws(const c10::FunctionSchema& schema, c10::ArrayRef<const c10
   return is_zero(input("dropout_p")) || is_false(input("train")) || is_false(input("training"));
 }
 
-/// Ops that run as others do, which are seen by themselves: dropout, recurrent layers.
+/// Returns whether an op consists of others, which are seen separately: dropout, recurrent layers.
 bool is_made_of_others(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
-/// Ops on DTensors draw from the rank's own generator, also in the local ops that they run.
+/// Returns false for ops on DTensors, including their local ops, which draw from the rank's own generator.
 bool draws_from_default_generator(const at::RecordFunction& call) {
   const auto name = call.operator_name();
   const auto op = name && !dispatching_op() ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;

@@ -38,7 +38,7 @@ void check_step(int64_t step) {
   TESSERA_CHECK(ValueError, step >= 0, "Checkpointer: step {}; steps count from 0", step);
 }
 
-/// Where in-memory checkpoints of the run in `folder` are: a job may have several runs.
+/// Returns the folder of in-memory checkpoints for the run in `folder`, because a job may have several runs.
 std::string memory_of_run(const std::string& memory_folder, const std::string& folder) {
   const auto run = fs::absolute(folder).lexically_normal().string();
   return fmt::format("{}/run-{:016x}", memory_folder, hash_bytes(run.data(), run.size()));
@@ -46,10 +46,10 @@ std::string memory_of_run(const std::string& memory_folder, const std::string& f
 
 struct LatestValid {
   StepFolder folder;
-  bool is_last = false;  // of all that there are
+  bool is_last = false;  // whether it is the latest of all
 };
 
-/// Where several folders have the step, in the first of them. Collective.
+/// Finds the checkpoint. If several folders have the step, uses the first of them. Collective.
 std::optional<LatestValid> find_latest_valid(const RankSync& ranks, const std::vector<std::string>& folders,
                                              int64_t last_step) {
   std::istringstream candidates(ranks.from_rank0([&] {
@@ -85,7 +85,7 @@ std::optional<LatestValid> find_latest_valid(const RankSync& ranks, const std::v
   return std::nullopt;
 }
 
-/// Collective.
+/// Returns the latest checkpoint up to a step. Collective.
 std::optional<std::string> latest_up_to(const std::string& folder, int64_t last_step) {
   const auto path = RankSync::all().from_rank0([&] {
     const auto found = whole_checkpoints(folder, last_step);
@@ -94,7 +94,7 @@ std::optional<std::string> latest_up_to(const std::string& folder, int64_t last_
   return path.empty() ? std::nullopt : std::optional(path);
 }
 
-/// Rank 0, before a save in `folder` to `path`.
+/// Runs on rank 0, before a save in `folder` to `path`.
 void make_room(const std::string& folder, const std::string& path) {
   remove_leftovers_of_run(folder);
   TESSERA_CHECK(CheckpointError, !fs::exists(fs::path(path) / kManifestName),
@@ -103,8 +103,8 @@ void make_room(const std::string& folder, const std::string& path) {
                 path);
 }
 
-/// The calling thread's. A new thread begins with GPU 0, which may be another rank's; a group over NCCL takes tensors
-/// of its own rank's alone.
+/// Returns the calling thread's current GPU. A new thread starts with GPU 0, which may be another rank's, and a group
+/// over NCCL accepts only tensors of its own rank's GPU.
 std::optional<c10::Device> current_gpu() {
   return at::hasCUDA() ? std::optional(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice()) : std::nullopt;
 }
@@ -113,7 +113,7 @@ std::optional<c10::Device> current_gpu() {
 
 struct Checkpointer::Impl {
   std::string folder;
-  std::string memory;  // or ""
+  std::string memory;  // folder of in-memory checkpoints, or ""
   CheckpointerOptions options;
   RankSync ranks = RankSync::all();
   std::optional<RankSync> own_ranks;  // over the background thread's group
@@ -126,7 +126,7 @@ struct Checkpointer::Impl {
 
   int64_t last_step() const { return resumed_at.value_or(kAnyStep); }
   std::optional<StepFolder> latest_valid();
-  /// Before the first save after resume_at(). Collective.
+  /// Runs before the first save after resume_at(). Collective.
   void set_aside() {
     if (resumed_at) {
       ranks.on_rank0([&] {
@@ -139,7 +139,7 @@ struct Checkpointer::Impl {
     }
   }
   PlannedSave plan(const std::string& target, int64_t step, const State& state);
-  /// The job over copies of this rank's bytes.
+  /// Returns the job with copies of this rank's data.
   SaveJob copied_job(const PlannedSave& planned);
   void warn_of_later(const std::string& saved);
   /// Saves to the run's folder.
@@ -154,7 +154,7 @@ struct Checkpointer::Impl {
   void wait();
 };
 
-/// Rank 0, of a run that may have gone back.
+/// Runs on rank 0, for a run that may have gone back to an earlier step.
 void Checkpointer::Impl::warn_of_later(const std::string& saved) {
   if (has_warned_of_later) {
     return;
@@ -186,7 +186,7 @@ PlannedSave Checkpointer::Impl::plan(const std::string& target, int64_t step, co
   auto planned = plan_save(
       ranks, state,
       {.path = step_path(target, step), .layout = {.max_file_bytes = options.max_file_bytes}, .cache = &cache});
-  check_step(step);  // which all ranks have by now, or the paths would differ
+  check_step(step);  // equal on all ranks by now, or the paths would differ
   return planned;
 }
 
@@ -249,7 +249,7 @@ void Checkpointer::async_save(int64_t step, const State& state) {
   }
   const auto planned = impl_->plan(impl_->folder, step, state);
   SaveJob job;
-  // A rank that lacks the memory says so here: the others' threads would wait for its.
+  // A rank that runs out of memory must fail here: the other ranks' threads would wait for its thread.
   impl_->ranks.on_all_ranks([&] { job = impl_->copied_job(planned); });
   impl_->set_aside();
   job.progress = impl_->options.progress;
@@ -266,10 +266,10 @@ void Checkpointer::async_save(int64_t step, const State& state) {
       });
 }
 
-// Beside a save in flight, which uses another folder and a group of its own.
+// May run during a save in flight, which uses another folder and a separate group.
 void Checkpointer::save_in_memory(int64_t step, const State& state) {
   const auto planned = impl_->plan(impl_->memory, step, state);
-  const auto& memory = impl_->memory;  // as on all ranks by now
+  const auto& memory = impl_->memory;  // set on all ranks by now
   TESSERA_CHECK(StateError, !memory.empty(),
                 "Checkpointer: save_in_memory: there is no memory_folder; launch_local makes job_memory_folder(), and "
                 "under another launcher TESSERA_MEMORY_DIR names a new folder of the job");
@@ -298,7 +298,7 @@ std::string Checkpointer::checkpoint_path(int64_t step) const {
 }
 
 std::optional<std::string> Checkpointer::latest() const {
-  impl_->wait();  // a save in flight may end and remove what is found here
+  impl_->wait();  // a save in flight may finish and remove checkpoints that are found here
   return latest_up_to(impl_->folder, impl_->last_step());
 }
 

@@ -25,9 +25,9 @@ namespace {
 
 using nlohmann::json;
 
-/// A tensor on its way: read into `staged`, then copied to the state's.
+/// Tensor being loaded: read into `staged`, then copied to the state's tensor.
 struct Target {
-  LocalPart part;  // part.local is undefined where the state's tensor was
+  LocalPart part;  // part.local is undefined if the state's tensor was
   const StoredTensor* stored = nullptr;
   StateValue* value = nullptr;
   at::Tensor staged;
@@ -37,10 +37,10 @@ struct Target {
 
 using Keys = std::vector<std::string>;
 
-/// Keys with their section, as messages have them.
+/// Keys with their section, as in messages.
 struct KeyCheck {
-  Keys missing;                                 // what this rank's state has and the checkpoint lacks
-  std::map<std::string, Keys> unexpected = {};  // the reverse, by the sections that this rank's state has
+  Keys missing;                                 // in this rank's state, but not in the checkpoint
+  std::map<std::string, Keys> unexpected = {};  // the opposite, by the sections that this rank's state has
 };
 
 struct LoadPlan {
@@ -95,8 +95,8 @@ void add_tensor(LoadPlan& plan, const CheckpointIndex& index, LocalPart part, St
   plan.targets.push_back(std::move(target));
 }
 
-/// Throws where the checkpoint has something of another type by this key. Else the program's std::get would fail later,
-/// without a word of where the value came from.
+/// Throws if the checkpoint has a value of another type under this key. Otherwise the program's std::get would fail
+/// later, without naming the source of the value.
 void check_type(const CheckpointIndex& index, Section section, const std::string& key, const StateValue& own) {
   static constexpr std::array kTypes = {"a tensor", "an int64_t", "a double", "a string"};  // as in StateValue
   const auto* tensor = find_in(index.tensors, section, key);
@@ -161,15 +161,14 @@ LoadPlan make_plan(const CheckpointIndex& index, State& state) {
   return plan;
 }
 
-/// To be sent. A key of the state that is no UTF-8 is in no checkpoint, and need not come back as it was.
+/// Formats keys for exchange. A key that is not UTF-8 is in no checkpoint, and need not be reproduced exactly.
 std::string format_keys(const KeyCheck& keys) {
   return json{{"missing", keys.missing}, {"unexpected", keys.unexpected}}.dump(-1, ' ', false,
                                                                                json::error_handler_t::replace);
 }
 
-/// What each rank alone finds missing or unexpected, as all ranks together see it: a key is missing where any rank
-/// asks for it in vain, and unexpected where all ranks do that ask for anything of its section: a rank may have some
-/// layers only.
+/// Combines the results of all ranks. A key is missing if it is missing on any rank. It is unexpected if it is
+/// unexpected on all ranks that request anything of its section, because a rank may have only some layers.
 LoadResult join_keys(const std::vector<std::string>& texts) {
   std::set<std::string> missing;
   std::map<std::string, std::set<std::string>> unexpected;
@@ -191,7 +190,7 @@ LoadResult join_keys(const std::vector<std::string>& texts) {
   return all;
 }
 
-/// The same on all ranks.
+/// Throws in strict mode; equally on all ranks.
 void check_strict(const std::string& path, const LoadResult& all) {
   TESSERA_CHECK(KeyError, all.missing_keys.empty() && all.unexpected_keys.empty(),
                 "{}: keys that it lacks: {}; keys that are not to be loaded: {}. With strict = false what both have is "
@@ -203,8 +202,8 @@ int64_t bytes_to_read(const Target& target) {
   return target.part.slice.numel() * item_bytes(target.stored->dtype);
 }
 
-/// Memory for what is read: a view of one block for each tensor of the state's; one of its own for each that the state
-/// does not have yet, and then keeps.
+/// Allocates memory to read into: views of one block for the state's tensors, and separate memory for undefined
+/// tensors, which then keep it.
 void stage(std::vector<Target>& targets) {
   std::vector<int64_t> bytes;
   bytes.reserve(targets.size());
@@ -246,7 +245,7 @@ void commit_tensors(LoadPlan& plan) {
     if (target.part.local.defined()) {
       copy_past_cache(target.part.local, target.staged);
       if (const auto& tensor = std::get<at::Tensor>(*target.value); dtensor_meta(tensor)) {
-        count_write(tensor);  // a graph that saved it must not use the new values
+        count_write(tensor);  // a graph that saved it must detect the change
       }
     } else {
       *target.value = target.staged;
@@ -255,7 +254,7 @@ void commit_tensors(LoadPlan& plan) {
   }
 }
 
-/// Cannot fail: nothing is copied.
+/// Cannot fail, because it only moves values.
 void commit_values(LoadPlan& plan) {
   for (auto& [value, stored] : plan.values) {
     std::visit([&target = *value](auto& content) { target = std::move(content); }, stored);

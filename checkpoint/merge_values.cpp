@@ -14,7 +14,7 @@ namespace tessera::dcp {
 
 namespace {
 
-/// The same text for values that may stand for each other.
+/// Returns the same text for values that count as equal.
 std::string canonical_text(const Value& value) {
   if (const auto* number = std::get_if<int64_t>(&value)) {
     return fmt::format("int {}", *number);
@@ -46,7 +46,7 @@ int64_t count_values(const std::map<Section, Values>& values) {
   return count;
 }
 
-/// The hashes of rank 0's values, sorted, on every rank.
+/// Returns the sorted hashes of rank 0's values on every rank.
 std::vector<int64_t> rank0_hashes(const RankSync& ranks, const std::map<Section, Values>& own,
                                   const std::vector<std::string>& summaries) {
   std::vector<int64_t> hashes(std::stoull(summaries[0]));
@@ -61,7 +61,7 @@ std::vector<int64_t> rank0_hashes(const RankSync& ranks, const std::map<Section,
   return hashes;
 }
 
-/// `own` without the values of these hashes.
+/// Returns `own` without values that have these hashes.
 std::map<Section, Values> without(const std::vector<int64_t>& hashes, const std::map<Section, Values>& own) {
   std::map<Section, Values> rest;
   for_each(own, [&](Section section, const std::string& key, const Value& value) {
@@ -74,11 +74,11 @@ std::map<Section, Values> without(const std::vector<int64_t>& hashes, const std:
 
 /// Adds the other ranks' values to rank 0's.
 void add_others(std::map<Section, Values>& merged, const std::vector<std::string>& texts) {
-  std::map<std::string, size_t> origin;  // of what was added
+  std::map<std::string, size_t> origin;  // rank that added each key
   std::set<std::string> added;
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     if (!added.insert(texts[rank]).second) {
-      continue;  // as of ranks that are copies of each other
+      continue;  // from ranks with equal values
     }
     for_each(parse_values(texts[rank], "save"), [&](Section section, const std::string& key, const Value& value) {
       const auto [place, is_new] = merged[section].emplace(key, value);

@@ -11,14 +11,14 @@ namespace tessera::dcp {
 
 namespace {
 
-/// Throws StateError inside of the model's forward or backward.
+/// Returns parameters and buffers. Throws StateError inside the model's forward or backward.
 StateDict own_tensors(torch::nn::Module& model, bool ignore_frozen_params) {
   reshard_all(model);
   StateDict own;
   for (const auto& item : model.named_parameters()) {
     if (item.value().defined() && (item.value().requires_grad() || !ignore_frozen_params)) {
-      // A later forward may make the parameter itself a full tensor; the handle stays the shard. One without memory yet
-      // is the parameter, which to_empty gives some.
+      // A later forward may turn the parameter into a full tensor, so the handle must be the shard. Without memory yet,
+      // it is the parameter itself, for which to_empty allocates memory.
       const bool is_shard = is_dtensor(item.value()) && !item.value().is_meta();
       own[item.key()] = is_shard ? item.value().detach() : item.value();
     }

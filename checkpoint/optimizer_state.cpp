@@ -21,14 +21,14 @@ namespace {
 
 constexpr const char* kWhere = "checkpoint";
 
-/// A parameter of the optimizer under the model's name.
+/// Parameter of the optimizer with its name in the model.
 struct NamedParam {
   std::string name;
   at::Tensor tensor;
   size_t group = 0;
 };
 
-/// Throws StateError inside of the model's forward or backward.
+/// Returns the parameters. Throws StateError inside the model's forward or backward.
 std::vector<NamedParam> named_params(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                                      bool ignore_frozen_params) {
   reshard_all(model);
@@ -85,12 +85,12 @@ at::Tensor new_like(const at::Tensor& param) {
   return at::zeros_like(param.detach());
 }
 
-/// Whether the optimizer's tensor may stay. One that torch::load made is plain also where the parameter is sharded.
+/// Returns whether to keep the optimizer's tensor. After torch::load, it is plain even if the parameter is sharded.
 bool has_matching_layout(const at::Tensor& field, const at::Tensor& param) {
   return field.defined() && (is_dtensor(field) || !is_dtensor(param));
 }
 
-/// The optimizer has for the parameter what it had before its first step.
+/// Resets the state of a parameter to that before the first step.
 template <class Types>
 void reset_state(torch::optim::Optimizer& optimizer, const NamedParam& param) {
   optimizer.state().erase(param.tensor.unsafeGetTensorImpl());
@@ -113,7 +113,7 @@ const char* type_name(const StateValue& value) {
   return kNames[value.index()];
 }
 
-/// Writes a value of the state dict to a field of this type.
+/// Converts a value of the state dict to a field of this type.
 template <class Field>
 void assign(Field& field, const std::string& key, const StateValue& value) {
   using Stored = std::conditional_t<std::is_same_v<Field, double>, double, int64_t>;
@@ -123,11 +123,11 @@ void assign(Field& field, const std::string& key, const StateValue& value) {
   field = static_cast<Field>(*stored);
 }
 
-/// One call of set_optimizer_state_dict for one type of optimizer: looks first, then changes.
+/// One call of set_optimizer_state_dict for one optimizer type. Checks everything before it changes anything.
 template <class Types>
 class Setter {
  public:
-  /// `received`: whether rank 0 alone has the tensors of `given`.
+  /// `received`: whether only rank 0 has the tensors of `given`.
   Setter(torch::optim::Optimizer& optimizer, const std::vector<NamedParam>& params, const StateDict& given,
          bool received, const StateDictOptions& options)
       : optimizer_(optimizer), params_(params), given_(given), received_(received), options_(options) {}
@@ -182,7 +182,7 @@ class Setter {
   }
 
  private:
-  /// Whether what the dict lacks goes. A parameter that is left out for being frozen may have state all the same.
+  /// Returns whether to remove state that the dict lacks. A frozen parameter that is left out may still have state.
   bool takes_away() const { return options_.strict && !options_.ignore_frozen_params; }
 
   const StateValue* find(const std::string& key) {
@@ -237,7 +237,7 @@ class Setter {
       if (!has_matching_layout(field, param)) {
         field = new_like(param);
       }
-      // A handle to the field itself is there already. Not where rank 0 sends: all ranks are to come to that.
+      // A handle to the field itself needs no copy, unless rank 0 sends, because all ranks must take part in that.
       const auto& given = std::get<at::Tensor>(*value);
       if (options_.broadcast_from_rank0 || !given.is_same(field)) {
         transfers_.push_back({.given = given, .target = field});
@@ -253,12 +253,12 @@ class Setter {
   const bool received_;
   const StateDictOptions& options_;
   std::unordered_set<const StateValue*> used_;
-  std::vector<const StateValue*> state_;  // for each parameter one of each field, or null
+  std::vector<const StateValue*> state_;  // per parameter, one per field, or null
   std::map<std::pair<size_t, std::string_view>, const StateValue*> group_options_;
   std::vector<Transfer> transfers_;
 };
 
-/// What the checkpoint has for the optimizer's parameters: the optimizer's own tensors, and new ones where it has none.
+/// Returns the checkpoint's entries for the optimizer's parameters: the optimizer's own tensors, or new ones.
 StateDict state_to_load(CheckpointIndex index, torch::nn::Module& model, torch::optim::Optimizer& optimizer) {
   const auto& tensors = index.tensors[Section::Optimizer];
   const auto& values = index.values[Section::Optimizer];
@@ -320,7 +320,7 @@ void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimize
   std::vector<NamedParam> params;
   ranks.on_all_ranks([&] {
     params = named_params(*model, optimizer, options.ignore_frozen_params);
-    with_types(optimizer, kWhere, [](auto) {});  // which throws for a type that is not known
+    with_types(optimizer, kWhere, [](auto) {});  // throws for an unknown type
   });
   const auto received = receive(state, ranks, options);
   with_types(optimizer, kWhere, [&]<class Types>(Types) {

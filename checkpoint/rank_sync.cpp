@@ -19,7 +19,7 @@ namespace tessera::dcp {
 
 namespace {
 
-/// What a rank has to say: a letter for how its step ended, then the result or the error's text.
+/// A rank's message: a letter for the outcome of its step, then the result or the error's text.
 constexpr char kResult = 'r';
 
 std::string run_step(const std::function<std::string()>& step) {

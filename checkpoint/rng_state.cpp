@@ -20,8 +20,8 @@ namespace tessera::dcp {
 namespace {
 
 struct NamedGenerator {
-  std::string key;         // this rank's own
-  std::string common_key;  // where ranks are mostly alike; else ""
+  std::string key;         // for this rank
+  std::string common_key;  // for generators that are usually equal on all ranks; otherwise ""
   at::Generator generator;
 };
 
@@ -46,7 +46,7 @@ std::vector<NamedGenerator> own_generators() {
 
 using SavedTensors = std::map<std::string, StoredTensor>;
 
-/// What all ranks saved of a generator that has a common key.
+/// Returns the states that all ranks saved of a generator with a common key.
 std::vector<const StoredTensor*> saved_by_ranks(const SavedTensors& saved, const std::string& common_key) {
   const auto prefix = common_key + ".rank";
   std::vector<const StoredTensor*> result;
@@ -56,14 +56,14 @@ std::vector<const StoredTensor*> saved_by_ranks(const SavedTensors& saved, const
   return result;
 }
 
-/// By their checksums, so that no rank reads the others' states.
+/// Compares checksums, so that no rank reads the others' states.
 bool are_equal(const std::vector<const StoredTensor*>& states) {
   const auto same_blocks = [](const StoredPart& a, const StoredPart& b) { return a.blocks == b.blocks; };
   return std::ranges::all_of(
       states, [&](const auto* state) { return std::ranges::equal(state->parts, states[0]->parts, same_blocks); });
 }
 
-/// Which of the generator's keys to load; "" where the checkpoint has none.
+/// Returns the key to load for the generator; "" if the checkpoint has none.
 std::string key_to_load(const NamedGenerator& own, const SavedTensors& saved, const std::string& path, int ranks) {
   if (!own.common_key.empty()) {
     const auto states = saved_by_ranks(saved, own.common_key);

@@ -21,18 +21,18 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step-";
 
-/// The digits of "step-<digits>"; empty for any other name.
+/// Returns the digits of "step-<digits>", or "" for any other name.
 std::string step_digits(const std::string& name) {
   const auto digits = name.starts_with(kPrefix) ? name.substr(std::string(kPrefix).size()) : "";
   return digits.find_first_not_of("0123456789") == std::string::npos ? digits : "";
 }
 
-/// In the order of steps.
+/// Returns the folders in order of steps.
 std::vector<StepFolder> step_folders(const std::string& folder) {
   std::vector<StepFolder> found;
   std::error_code error;
   const fs::directory_iterator entries(folder, error);
-  // Else a run that cannot see its checkpoints would begin anew.
+  // Otherwise a run that cannot see its checkpoints would start over.
   TESSERA_CHECK(CheckpointError, !error || error == std::errc::no_such_file_or_directory,
                 "{}: its checkpoints cannot be listed: {}", folder, error.message());
   for (const auto& entry : entries) {
@@ -45,7 +45,7 @@ std::vector<StepFolder> step_folders(const std::string& folder) {
   return found;
 }
 
-/// The last one first: what is killed in between leaves a row without a gap.
+/// Returns the last one first, so that an interrupted removal leaves no gap.
 std::vector<StepFolder> later_folders(const std::string& folder, int64_t step) {
   auto later = step_folders(folder);
   std::erase_if(later, [&](const StepFolder& own) { return own.step <= step; });
@@ -53,7 +53,7 @@ std::vector<StepFolder> later_folders(const std::string& folder, int64_t step) {
   return later;
 }
 
-/// It gets another name first, so that there is never half a checkpoint under its own.
+/// Renames it first, so that a partial checkpoint never has its name.
 void remove_checkpoint(const std::string& path) {
   const auto removed = path + kIncomplete + "removed";
   rename_durably(path, removed);
@@ -111,7 +111,7 @@ void remove_old(const std::string& folder, const std::string& saved, int64_t kee
   }
 }
 
-// Others' files come into being in this folder too, such as those of export_safetensors.
+// Other files are written in this folder too, such as those of export_safetensors.
 void remove_leftovers_of_run(const std::string& folder) {
   remove_leftovers(folder, [](const std::string& name) { return !step_digits(name).empty(); });
 }

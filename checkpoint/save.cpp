@@ -32,15 +32,15 @@ std::string without_trailing_slash(std::string path) {
   return path;
 }
 
-/// What ranks tell each other before they plan.
+/// Data that ranks exchange before they plan.
 struct SaveProposal {
-  bool has_plan = false;  // for these entries, from the last save
+  bool has_plan = false;  // whether the plan of the last save fits these entries
   int64_t max_file_bytes = 0;
   std::string path;
-  std::string values;  // by summarize_values
+  std::string values;  // from summarize_values
 };
 
-/// Ends of fields are zeros: the last one has none, so a path may have some.
+/// Fields end with a zero byte. The values contain none, so the path may contain some.
 std::string format_proposal(const SaveProposal& proposal) {
   return fmt::format("{}{}", proposal.has_plan ? '+' : '-', proposal.max_file_bytes) + '\0' + proposal.path + '\0' +
          proposal.values;

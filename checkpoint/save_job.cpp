@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Hashes, 16 digits each.
+/// Formats hashes with 16 digits each.
 std::string format_hashes(const std::vector<uint64_t>& hashes) {
   std::string text;
   for (const uint64_t hash : hashes) {
@@ -38,21 +38,21 @@ std::vector<uint64_t> parse_hashes(const std::string& text) {
   return hashes;
 }
 
-/// What names of folders have behind kIncomplete while this process saves to them: its own number, drawn once.
+/// Returns the suffix after kIncomplete in folders that this process writes: a random number, drawn once.
 const std::string& process_mark() {
   static const std::string mark = fmt::format("{:08x}-", std::random_device()());
   return mark;
 }
 
-/// Whether the folder, or single file, can get the name at the end: in place of nothing or of an empty folder, which a
-/// link to one is not.
+/// Returns whether the folder, or single file, can be renamed to the final path: nothing is there, or an empty folder,
+/// but not a link to one.
 bool is_free(const SaveJob& job) {
   const fs::file_status status = fs::symlink_status(job.path);
   return job.is_single_file ? !fs::is_directory(job.path)
                             : !fs::exists(status) || (fs::is_directory(status) && fs::is_empty(job.path));
 }
 
-/// Rank 0: the folder in which the save comes into being, with all files at their full length.
+/// Runs on rank 0: creates the temporary folder, with all files at their full length.
 std::string prepare_files(const SaveJob& job) {
   RECORD_USER_SCOPE("checkpoint: prepare files");
   TESSERA_CHECK(ValueError, !job.path.empty(), "save: the path is empty; give a folder, or a file to export to");
@@ -74,12 +74,12 @@ std::string prepare_files(const SaveJob& job) {
   return folder;
 }
 
-/// The files of a save, of which one is open at a time: there may be more than a process may open.
+/// Files of a save. Only one is open at a time, because there may be more than a process may open.
 class FilesToWrite {
  public:
   FilesToWrite(const SavePlan& plan, const std::string& folder) : plan_(plan), folder_(folder) {}
 
-  /// Every few MB the disk shall begin with what was written since.
+  /// Writes a block. Starts writing to disk every few MB.
   void write(const PlannedBlock& block, const void* data) {
     const SafetensorsEntry& entry = plan_.entry(block);
     const TensorBytes bytes{.offset = plan_.files[block.file].header_bytes.size() + entry.begin,
@@ -96,7 +96,7 @@ class FilesToWrite {
       unsynced_begin_ = end;
     }
   }
-  /// Those that were written to; `all`: and the rest.
+  /// Syncs the files that were written; with `all`, also the rest.
   void sync(bool all) {
     for (size_t i = 0; i < plan_.files.size(); ++i) {
       if (all || written_.count(i) == 1) {
@@ -108,7 +108,7 @@ class FilesToWrite {
  private:
   static constexpr uint64_t kSyncBytes = uint64_t{4} << 20;
 
-  /// What was at another place is closed.
+  /// Returns file `i`, and closes the previous one.
   const File& at(size_t i) {
     if (!file_ || place_ != i) {
       file_.reset();
@@ -124,11 +124,11 @@ class FilesToWrite {
   const std::string& folder_;
   std::optional<File> file_;
   size_t place_ = 0;
-  uint64_t unsynced_begin_ = 0;  // of the open file, from where on its disk was not told to begin
+  uint64_t unsynced_begin_ = 0;  // offset in the open file from which writing to disk was not started yet
   std::set<size_t> written_;
 };
 
-/// Writes this rank's blocks, which are in the order of files; rank 0, which wrote the headers, syncs every file.
+/// Writes this rank's blocks, in the order of files. Rank 0, which wrote the headers, syncs every file.
 std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder, int rank) {
   RECORD_USER_SCOPE("checkpoint: write");
   const SavePlan& plan = *job.plan;
@@ -152,7 +152,7 @@ std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder
   return hashes;
 }
 
-/// `hashes[rank]`: of the blocks that it wrote, in the plan's order.
+/// `hashes[rank]` are those of the rank's blocks, in the plan's order.
 Manifest make_manifest(const SaveJob& job, const std::vector<std::vector<uint64_t>>& hashes) {
   const SavePlan& plan = *job.plan;
   Manifest manifest{.files = {}, .values = job.values};
@@ -189,12 +189,12 @@ std::string make_index(const SavePlan& plan) {
   return format_index(weight_map, total_bytes);
 }
 
-/// Rank 0: the last files, and the name.
+/// Runs on rank 0: writes the last files, and renames the folder.
 void commit(const SaveJob& job, const std::string& folder, const std::vector<std::string>& texts) {
   RECORD_USER_SCOPE("checkpoint: commit");
   if (job.is_single_file) {
     rename_durably(folder + "/" + job.plan->files.at(0).name, job.path);
-    std::error_code ignored;  // the file is there
+    std::error_code ignored;  // the file exists
     fs::remove(folder, ignored);
     return;
   }

@@ -23,7 +23,7 @@ namespace tessera::dcp {
 
 namespace {
 
-/// Names and values, and of tensors dtype and sizes.
+/// Serializes names and values, and for tensors dtype and sizes.
 std::string describe(const StateDict& state) {
   std::string text;
   for (const auto& [key, value] : state) {
@@ -46,7 +46,7 @@ std::string describe(const StateDict& state) {
   return text;
 }
 
-/// A tensor without memory stands for each that was described.
+/// Parses the result of describe(), with tensors on the meta device.
 StateDict described(std::string_view text) {
   StateDict state;
   for (FieldReader reader(text); !reader.at_end();) {
@@ -72,7 +72,7 @@ StateDict described(std::string_view text) {
   return state;
 }
 
-/// What is copied to: nothing would come of a copy to the meta device.
+/// Returns the memory to write. Throws for the meta device, where a copy would have no effect.
 at::Tensor memory_to_write(const std::string& key, const at::Tensor& target) {
   auto local = detached_local(target);
   TESSERA_CHECK(ValueError, !local.is_meta(),
@@ -84,7 +84,7 @@ at::Tensor memory_to_write(const std::string& key, const at::Tensor& target) {
   return local;
 }
 
-/// Beside dispatch, but counted as it does: a graph that saved `target` must not use the new values.
+/// Bypasses dispatch but counts a version, so that a graph that saved `target` detects the change.
 void write_local(const at::Tensor& target, const at::Tensor& local) {
   detached_local(target).copy_(local);
   if (dtensor_meta(target)) {
@@ -92,7 +92,7 @@ void write_local(const at::Tensor& target, const at::Tensor& local) {
   }
 }
 
-/// This rank's part of `whole`, into `target`.
+/// Copies this rank's part of `whole` into `target`.
 void copy_part(const at::Tensor& whole, const at::Tensor& target) {
   const auto* meta = dtensor_meta(target);
   write_local(target, meta ? local_shard_of(whole.to(meta->local.device()), *meta->spec) : whole);

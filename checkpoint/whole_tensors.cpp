@@ -19,10 +19,10 @@ namespace tessera::dcp {
 
 namespace {
 
-// A tensor of more bytes is sent by itself; smaller ones go together, until a message has as many.
+// A tensor with more bytes is sent alone; smaller ones are combined until a message has this size.
 constexpr int64_t kMessageBytes = 4 << 20;
 
-/// Returns the whole tensor: a copy under every layout, or with `copies` false, only if it is not there already.
+/// Returns the whole tensor. It is a copy under every layout or, with `copies` false, only if needed.
 at::Tensor gather_whole(const at::Tensor& tensor, bool copies) {
   const auto own = tensor.detach();
   const auto whole = is_dtensor(own) ? full_tensor(own) : own;

@@ -36,7 +36,7 @@ size_t checked_index(const MeshState& state, int64_t axis) {
   return axis < 0 ? axis + ndim : axis;
 }
 
-/// The place of an axis that no flatten made.
+/// Returns the index of an axis that was not made by flatten.
 std::optional<size_t> own_axis(const MeshState& state, std::string_view name) {
   const auto found = std::ranges::find(state.axis_names, name);
   return found == state.axis_names.end() ? std::nullopt : std::optional<size_t>(found - state.axis_names.begin());
@@ -57,7 +57,7 @@ void check_shape(const std::vector<int64_t>& shape, int64_t count, bool ranks_ar
                 ranks_are_given ? "give" : "start", ranks);
 }
 
-/// `axis`: whose group it is.
+/// Checks that `group`, the group of `axis`, supports the device.
 void check_backend(const char* caller, const ProcessGroupPtr& group, c10::DeviceType device_type,
                    const std::string& axis) {
   TESSERA_CHECK(ValueError, has_backend(group, device_type),
@@ -88,9 +88,8 @@ std::string describe_mesh(c10::DeviceType device_type, const std::vector<int64_t
                      c10::DeviceTypeName(device_type, /*lower_case=*/true));
 }
 
-/// Runs `check` of this rank's `arguments`. Ranks whose arguments differ would make groups that wait for each other, or
-/// a mesh of which each knows something else. Throws on every rank of `group` what `check` throws on one, or that they
-/// differ.
+/// Runs `check` on this rank's `arguments`. Ranks with different arguments would make groups that wait for each other,
+/// or inconsistent meshes. If `check` throws on one rank, or arguments differ, all ranks of `group` throw.
 void check_on_all_ranks(const ProcessGroupPtr& group, const std::string& arguments,
                         const std::function<void()>& check) {
   std::exception_ptr own;
@@ -100,7 +99,7 @@ void check_on_all_ranks(const ProcessGroupPtr& group, const std::string& argumen
     own = std::current_exception();
   }
   const auto texts = all_gather_strings(group, arguments);
-  if (own) {  // with equal arguments every rank has one
+  if (own) {  // equal arguments have the same error on every rank
     std::rethrow_exception(own);
   }
   const auto other = std::ranges::find_if(texts, [&](const std::string& text) { return text != arguments; });

@@ -16,7 +16,7 @@ namespace {
 using Ranks = std::vector<int64_t>;
 using Groups = std::vector<ProcessGroupPtr>;
 
-/// What each rank of an axis knows of the later axes, one after the other.
+/// Gathers each rank's view of the later axes, along one axis after the other.
 Ranks gather_ranks(const Groups& groups) {
   std::string text = fmt::format("{} ", get_rank());
   for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
@@ -26,7 +26,7 @@ Ranks gather_ranks(const Groups& groups) {
   return {std::istream_iterator<int64_t>(numbers), std::istream_iterator<int64_t>()};
 }
 
-/// Where no data moves: a step along an axis leads as far from every rank as from this one.
+/// Computes the ranks if no data moves: a step along an axis is equally far from every rank as from this one.
 Ranks ranks_by_distance(const Groups& groups) {
   Ranks ranks = {get_rank()};
   for (const ProcessGroupPtr& group : groups) {
@@ -41,7 +41,7 @@ Ranks ranks_by_distance(const Groups& groups) {
   return ranks;
 }
 
-/// "", or why `ranks` are no grid with these groups as this rank's axes.
+/// Returns why `ranks` are not a grid with these groups as this rank's axes, or "".
 std::string find_fault(const Groups& groups, const Ranks& ranks) {
   Ranks shape;
   for (const ProcessGroupPtr& group : groups) {
@@ -67,7 +67,7 @@ std::string find_fault(const Groups& groups, const Ranks& ranks) {
   return "";
 }
 
-/// "", or what this rank and one of its groups' others do not agree on.
+/// Returns a difference between this rank and another of one of its groups, or "".
 std::string find_difference(const Groups& groups, const std::string& own) {
   std::string found;
   for (const ProcessGroupPtr& group : groups) {
@@ -81,7 +81,7 @@ std::string find_difference(const Groups& groups, const std::string& own) {
   return found;
 }
 
-/// A fault of any rank of the grid: along one axis after the other it reaches all of them.
+/// Spreads a fault of any rank to all ranks of the grid, along one axis after the other.
 std::string spread(const Groups& groups, std::string fault) {
   for (const ProcessGroupPtr& group : groups) {
     const auto faults = all_gather_strings(group, fault);

@@ -28,7 +28,7 @@ int64_t axis_coordinate(const AxisLayout& axis, int64_t rank) {
   return coordinate;
 }
 
-// In a row-major root a factor owns the ranks' digits between stride and stride * size.
+// In a row-major root, a factor owns the ranks' digits between stride and stride * size.
 bool axes_overlap(const AxisLayout& a, const AxisLayout& b) {
   for (const AxisFactor& x : a) {
     for (const AxisFactor& y : b) {

@@ -36,7 +36,7 @@ int64_t place_of_this_rank(const MeshRoot& root) {
   return std::ranges::find(root.ranks, get_rank()) - root.ranks.begin();
 }
 
-// Whether an axis lies within a mesh: fixing the mesh's coordinates fixes it.
+// Returns whether an axis lies within a mesh, so that the mesh's coordinates determine it.
 bool contains(const MeshState& state, const AxisLayout& axis) {
   const std::vector<int64_t> along = ranks_through(*state.root, MeshLayout({axis}));
   return std::ranges::all_of(along,
@@ -158,7 +158,7 @@ NamedAxis joined_axis(const MeshState& state, const std::vector<NamedAxis>& axes
     name = fmt::format("{}", fmt::join(names, "_"));
   }
   NamedAxis joined = {name, join_axes(layouts), {}};
-  // One name is one axis in all meshes of a root, also in those that lack the axis.
+  // A name denotes the same axis in all meshes of a root, even in those that lack the axis.
   MeshRoot& root = *state.root;
   const auto own = std::ranges::find(root.axis_names, name);
   std::lock_guard lock(root.mutex);

@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-/// Texts as one, and back: a size in front of each.
+/// Packs strings into one, each preceded by its size, or unpacks them.
 std::string packed(const std::vector<std::string>& texts) {
   std::string result;
   for (const auto& text : texts) {
@@ -48,8 +48,8 @@ std::string line_at(const std::vector<std::string>& lines, size_t i) {
   return i < lines.size() ? lines[i] : "nothing more";
 }
 
-/// Checks agreement on all meshes, whatever is found on one, and throws `failure`, which `fault` describes, or else the
-/// first that is found.
+/// Checks agreement on all meshes, regardless of the result on one, and throws `failure`, which `fault` describes, or
+/// else the first difference.
 void check_each(const std::vector<DeviceMesh>& meshes, const std::string& where,
                 const std::function<std::vector<std::string>(const DeviceMesh&)>& items_on, std::string fault,
                 std::exception_ptr failure) {
@@ -84,7 +84,7 @@ std::vector<std::string> all_gather_strings(const DeviceMesh& mesh, const std::s
 }
 
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own) {
-  // One text a rank: the fault, then the items, a line each.
+  // One string per rank: the fault, then one item per line.
   const auto texts = all_gather_strings(mesh, fmt::format("{}\n{}", own.fault, fmt::join(own.items, "\n")));
   std::vector<std::vector<std::string>> lines;
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -116,7 +116,7 @@ void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string&
   } catch (const Error& error) {
     failure = std::current_exception();
     fault = error.what();
-  } catch (const std::exception& error) {  // of a function that the user gave
+  } catch (const std::exception& error) {  // from a function that the user passed
     failure = std::current_exception();
     fault = fmt::format("{}: {}", where, error.what());
   } catch (...) {

@@ -40,7 +40,7 @@ Key unpacked_key(const IValue& value) {
   return value.isString() ? Key(value.toStringRef()) : Key(value.toInt());
 }
 
-/// A number with its value, another tensor with its sizes.
+/// Packs a number with its value, and another tensor with its sizes.
 IValue packed(const std::string& field, const at::Tensor& tensor) {
   const auto dtype = static_cast<int64_t>(tensor.scalar_type());
   if (tensor.dim() == 0) {
@@ -145,7 +145,8 @@ std::string FirstRank::text_of_first(const std::string& own) const {
   return group_ ? all_gather_strings(*group_, own).at(0) : mesh_ ? all_gather_strings(*mesh_, own).at(place_) : own;
 }
 
-// Axis by axis, from the first rank's place along each: what other ranks send before they have it is sent over again.
+// Broadcasts axis by axis, from the first rank's position along each. Data that a rank sends before it has it is sent
+// again.
 void FirstRank::broadcast_from_first(const at::Tensor& tensor) const {
   if (group_) {
     broadcast(tensor, 0, *group_);

@@ -50,8 +50,8 @@ std::vector<at::Tensor> unique_parameters(const Module& module) {
   return unique;
 }
 
-// A comm hook stands in place of the engine's collectives for gradients. The engine sends flags beside the gradients
-// (fully_shard/reduce/reduce_scatter_layout.h), which a hook does not see: a small collective after it sends them.
+// A comm hook replaces the engine's collectives for gradients. The engine sends flags with the gradients
+// (fully_shard/reduce/reduce_scatter_layout.h), which a hook does not see, so a small collective after it sends them.
 
 ReduceScatterFn reduce_scatter_by(const CommHook& hook, int64_t flags) {
   return [run = hook.run, flags](const at::Tensor& output, const at::Tensor& input, ReduceOp,
@@ -124,7 +124,7 @@ void FSDP::no_sync(const std::function<void()>& body) const {
     GradientSettings settings;
   };
   std::vector<Saved> saved;
-  for (const auto& [path, state] : fsdp_states(*module_)) {  // those of fully_shard and replicate too
+  for (const auto& [path, state] : fsdp_states(*module_)) {  // including units of fully_shard and replicate
     auto& gradients = state->settings().gradients;
     saved.push_back({state, gradients});
     gradients.requires_gradient_sync = gradients.requires_all_reduce = false;
@@ -219,7 +219,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// Buffers, and parameters of no unit; a unit that is gathered has plain ones too.
+/// Returns buffers, and parameters that belong to no unit. (A gathered unit has plain ones too.)
 std::vector<at::Tensor> not_sharded(Module& module) {
   std::unordered_set<c10::TensorImpl*> managed;
   for (const auto& [path, state] : fsdp_states(module)) {
@@ -257,7 +257,7 @@ void assert_idle(const std::vector<NamedUnit>& units) {
   }
 }
 
-/// `device` with an index, if it is a GPU: by default where a unit of `module` computes, else the current one.
+/// Returns `device`, with an index if it is a GPU: that of the units of `module`, or else of the current device.
 at::Device checked_target(at::Device device, Module& module) {
   TESSERA_CHECK(ValueError, device.is_cpu() || device.is_cuda(), "to: {}; shards go to the CPU or to a GPU",
                 device.str());
@@ -289,7 +289,7 @@ void FSDP::to(at::Device device) const {
     assert_idle(wrapped);
     device = checked_target(device, *module_);
     for (const auto& [path, module, unit] : wrapped) {
-      unit->mesh.with_device_type(device.type());  // may be refused; some have no parameters
+      unit->mesh.with_device_type(device.type());  // may throw; some units have no parameters
     }
     return UnitConversion{.device = device};
   });
@@ -365,7 +365,7 @@ void FSDP::register_comm_hook(CommHook hook) const {
       continue;
     }
     const auto flags = gradient_flags_numel(static_cast<int64_t>(unit->state->group()->params().size()));
-    // Divided by 1 after a sum: not at all.
+    // A division by 1 after a sum is omitted.
     auto& gradients = unit->state->settings().gradients;
     gradients.divide_factor = 1;
     gradients.reduce_scatter = reduce_scatter_by(hook, flags);

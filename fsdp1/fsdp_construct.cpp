@@ -1,5 +1,5 @@
-// The construction of FullyShardedDataParallel: what is ignored, over which ranks, which modules, and what has to be
-// done to each before the engine takes it.
+// Construction of FullyShardedDataParallel: determines ignored tensors, ranks and modules, and prepares modules for the
+// engine.
 
 #include <algorithm>
 #include <optional>
@@ -47,7 +47,7 @@ void check_arguments(Module& module, const FSDPOptions& options) {
   hook_point(module, kApi);
 }
 
-/// What a policy chose: all of it is refused before any of it is wrapped.
+/// Checks a module that the policy chose. All of them are checked before any is wrapped.
 void check_target(const Module& module, Module& target) {
   TESSERA_CHECK(ValueError, !find_fsdp_unit(target),
                 "FullyShardedDataParallel({}): the policy chooses {}, which is wrapped already; wrap by hand or by "
@@ -56,7 +56,7 @@ void check_target(const Module& module, Module& target) {
   hook_point(target, kApi);
 }
 
-/// An ignored module's parameters, but not those of units below it.
+/// Ignores a module's parameters, except those of units below it.
 void ignore_below(Module& module, WrapScope& scope) {
   scope.ignored_modules.insert(&module);
   for (const auto& parameter : module.parameters(/*recurse=*/false)) {
@@ -90,8 +90,8 @@ std::vector<at::Tensor> ignored_params(Module& module, const WrapScope& scope) {
   return params;
 }
 
-/// Where the units compute: on device_id, else where the parameters are. What is offloaded computes on the accelerator
-/// if there is one.
+/// Returns the device type on which units compute: device_id's, or else the parameters'. Offloaded parameters compute
+/// on the accelerator if there is one.
 at::DeviceType compute_device_type(const Module& module, const FSDPOptions& options, const WrapScope& scope) {
   if (options.device_id) {
     return at::Device(*options.device_id).type();
@@ -138,7 +138,7 @@ DeviceMesh choose_mesh(Module& module, const FSDPOptions& options, const WrapSco
   return mesh_of_hosts(compute_device_type(module, options, scope));
 }
 
-/// Moves the root's inputs to where it computes; a batch may be on the CPU.
+/// Moves the root's inputs to its compute device, because a batch may be on the CPU.
 void move_inputs(const WrapperState& unit, TensorRefs inputs) {
   const auto& device_id = unit.options.device_id;
   const auto* group = unit.state->group().get();
@@ -216,7 +216,7 @@ void make_engine_unit(Module& module, const WrapperState& unit, const WrapScope&
 }
 
 struct WrapOne {
-  const FSDPOptions& options;  // they have the mesh, and no policy any more
+  const FSDPOptions& options;  // with the mesh, and without a policy
   const WrapScope& scope;
   bool mesh_was_given;
   bool casts_around = false;
@@ -261,7 +261,7 @@ void wrap_one(Module& module, const WrapOne& request) {
   hook_point(module, kApi).attach(unit);
 }
 
-/// The modules that stay in full precision, where that is asked for and there is a policy.
+/// Returns the modules that stay in full precision, if requested and there is a policy.
 std::vector<Module*> full_precision_modules(Module& root, const FSDPOptions& options, const WrapScope& scope) {
   const auto& precision = options.mixed_precision;
   std::vector<Module*> modules;

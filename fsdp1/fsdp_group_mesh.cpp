@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-/// count ranks from `first`, `step` apart.
+/// Returns `count` ranks from `first`, `step` apart.
 std::vector<int64_t> ranks_from(int64_t first, int64_t count, int64_t step) {
   std::vector<int64_t> ranks;
   for (int64_t i = 0; i < count; ++i) {
@@ -23,10 +23,11 @@ std::vector<int64_t> ranks_from(int64_t first, int64_t count, int64_t step) {
 
 constexpr const char* kGroupMeshWhere = "FullyShardedDataParallel";
 
-/// How the groups of all ranks lie in a grid of them.
+/// Arrangement of the ranks' groups in a grid.
 enum class Grid { Whole, Neighbours, Apart, Pairs };
 
-/// Of this rank's group, or pair of groups. Throws NotImplementedError for one that is no axis of a grid.
+/// Returns the arrangement of this rank's group, or pair of groups. Throws NotImplementedError unless it is an axis of
+/// a grid.
 Grid make_grid(const FSDPProcessGroup& group) {
   const auto& shard = group.shard_ranks();
   const int64_t world = get_world_size(), own = get_rank();

@@ -18,7 +18,7 @@ void warn_of_successor(const char* name, const char* successor, StateDictType ty
   TORCH_WARN(name, " is deprecated: set ", to_string(type), " with FSDP::set_state_dict_type, and call ", successor);
 }
 
-/// What `body` returns under these settings.
+/// Returns the result of `body` under these settings.
 OptimStateDict under(Module& model, const StateDictSettings& settings, const std::function<OptimStateDict()>& body) {
   OptimStateDict dict;
   FSDP::state_dict_type(model, settings, [&] { dict = body(); });
@@ -30,7 +30,7 @@ StateDictSettings full_settings(bool rank0_only) {
                                  FullOptimStateDictConfig{.rank0_only = rank0_only});
 }
 
-/// The settings are those of units.
+/// Throws without units, because settings belong to units.
 void check_has_units(const char* where, Module& model) {
   TESSERA_CHECK(StateError, !FSDP::fsdp_modules(model).empty(),
                 "{}: the model has no module that FullyShardedDataParallel wrapped; call optim_state_dict or "

@@ -41,7 +41,7 @@ using OptionValues = std::map<std::string, double>;
 constexpr const char* kOptimStateWhere = "optim_state_dict";
 constexpr const char* kOptimLoadWhere = "optim_state_dict_to_load";
 
-/// Numbers as tensors without dims; no entry for a tensor that the optimizer has not made.
+/// Returns numbers as tensors without dims. Omits tensors that the optimizer has not created.
 template <class State>
 Entry make_entry(State& state) {
   Entry entry;
@@ -55,7 +55,7 @@ Entry make_entry(State& state) {
   return entry;
 }
 
-/// Throws std::out_of_range for a number that the entry lacks.
+/// Throws std::out_of_range if the entry lacks a number.
 template <class State>
 std::unique_ptr<State> make_state(const Entry& entry) {
   auto state = std::make_unique<State>();
@@ -76,7 +76,7 @@ OptionValues option_values(GroupOptions& options) {
   return values;
 }
 
-/// Throws std::out_of_range for an option that `values` lacks.
+/// Throws std::out_of_range if `values` lacks an option.
 template <class GroupOptions>
 void set_options(GroupOptions& options, const OptionValues& values) {
   visit_fields(options, [&]<class Field>(const char* name, Field& field) {
@@ -97,7 +97,7 @@ std::vector<at::Tensor> optimizer_params(const Optimizer& optim) {
   return params;
 }
 
-/// Names of the optimizer's parameters, by their places.
+/// Returns names of the optimizer's parameters by index.
 std::vector<std::string> param_names(const Module& model, const Optimizer& optim) {
   std::unordered_map<c10::TensorImpl*, std::string> names;
   for (const auto& [param, name] : param_to_fqn(model)) {
@@ -113,7 +113,7 @@ std::vector<std::string> param_names(const Module& model, const Optimizer& optim
   return result;
 }
 
-/// A copy.
+/// Returns a copy.
 at::Tensor saved_tensor(const at::Tensor& tensor, const StateDictSettings& settings) {
   const auto* meta = dtensor_meta(tensor);
   if (!meta) {
@@ -126,7 +126,7 @@ at::Tensor saved_tensor(const at::Tensor& tensor, const StateDictSettings& setti
   return moved.is_same(saved) ? saved.clone() : moved;
 }
 
-/// An entry as the optimizer of a sharded parameter holds it.
+/// Returns an entry in the form that the optimizer of a sharded parameter holds.
 at::Tensor loaded_tensor(const at::Tensor& value, const at::Tensor& param) {
   const auto* meta = dtensor_meta(param);
   if (!meta || value.dim() == 0) {
@@ -159,7 +159,7 @@ void check_key_types(const OptimStateDict& dict) {
   TESSERA_CHECK(ValueError, !is_mixed, "rekey_optim_state_dict: keys are names and ids; they are all of one kind");
 }
 
-/// Of the parameters without an entry, what the optimizer begins with.
+/// Adds the optimizer's initial state for parameters without an entry.
 template <class Types>
 auto initial_states(Optimizer& optim) {
   std::remove_reference_t<decltype(optim.state())> states;
@@ -212,7 +212,7 @@ void check_groups(const char* where, const OptimStateDict& dict, const Optimizer
                 where);
 }
 
-/// The state of the optimizer under names, not copied.
+/// Returns the optimizer's state by name, without copying.
 OptimStateDict held_by(const Module& model, Optimizer& optim) {
   const auto names = param_names(model, optim);
   OptimStateDict dict;
@@ -235,7 +235,7 @@ OptimStateDict held_by(const Module& model, Optimizer& optim) {
   return dict;
 }
 
-/// A dict that the program gives in place of the optimizer's own, under names.
+/// Returns a dict that the program passes instead of the optimizer's own, by name.
 OptimStateDict named_source(const OptimStateDict& source, const Module& model, const Optimizer& optim) {
   auto dict = rekey_optim_state_dict(source, OptimStateKeyType::PARAM_NAME, model, optim);
   check_groups(kOptimStateWhere, dict, optim);
@@ -251,7 +251,7 @@ bool is_rank0_only(const StateDictSettings& settings) {
   return config && config->rank0_only;
 }
 
-/// On the meta device too, of which the outline of another rank's dict is.
+/// Checks entries, including those on the meta device, as in the outline of another rank's dict.
 void check_entries(const OptimStateDict& by_name, const std::vector<std::string>& names,
                    const std::map<std::string, at::Tensor>& params) {
   for (const auto& [key, entry] : by_name.state) {

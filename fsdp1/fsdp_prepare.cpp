@@ -24,7 +24,7 @@ std::vector<at::Tensor> without_ignored(std::vector<at::Tensor> tensors, const W
   return tensors;
 }
 
-/// Of the module itself, as all here.
+/// Returns the module's own parameters; all functions here exclude children.
 std::vector<at::Tensor> own_parameters(const Module& module, const WrapScope& scope) {
   return without_ignored(module.parameters(/*recurse=*/false), scope);
 }
@@ -41,7 +41,7 @@ std::vector<at::Tensor> own_tensors(const Module& module, const WrapScope& scope
   return tensors;
 }
 
-/// Gives tensors on the meta device memory, and lets the user's function fill it, once a module.
+/// Allocates tensors on the meta device, and lets the user's function initialize them, once per module.
 void materialize(Module& module, const WrapScope& scope, const FSDPOptions& options) {
   const at::NoGradGuard no_grad;
   const at::Device device = options.device_id.value_or(at::kCPU);
@@ -57,7 +57,7 @@ void materialize(Module& module, const WrapScope& scope, const FSDPOptions& opti
   }
 }
 
-/// To device_id; parameters that are offloaded stay on the CPU.
+/// Moves the module to device_id; offloaded parameters stay on the CPU.
 void move(const Module& module, const WrapScope& scope, const FSDPOptions& options) {
   const at::NoGradGuard no_grad;
   const at::Device device = *options.device_id;
@@ -118,7 +118,7 @@ void prepare_modules(const std::vector<ManagedModule>& modules, const WrapScope&
 void sync_states(const std::vector<ManagedModule>& modules, const WrapScope& scope, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const auto sync = [&](const at::Tensor& tensor) {
-    const auto* meta = dtensor_meta(tensor);  // of a tensor-parallel one rank 0 has the part of its neighbours here
+    const auto* meta = dtensor_meta(tensor);  // for a tensor-parallel one, the mesh's rank 0 has the same local part
     const auto own = meta ? meta->local : tensor.detach();
     const auto sent = own.contiguous();
     for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {

@@ -34,7 +34,7 @@ std::string describe_settings(const StateDictSettings& settings) {
                      kOptimConfigNames[settings.optim_state_dict_config.index()]);
 }
 
-/// Which unit has a parameter.
+/// Returns the unit of each parameter.
 std::unordered_map<c10::TensorImpl*, const WrapperState*> owners(const std::vector<NamedUnit>& units) {
   std::unordered_map<c10::TensorImpl*, const WrapperState*> owners;
   for (const auto& [path, module, unit] : units) {
@@ -47,7 +47,7 @@ std::unordered_map<c10::TensorImpl*, const WrapperState*> owners(const std::vect
   return owners;
 }
 
-/// Parameters that units of fully_shard, made below those of FullyShardedDataParallel, hold as shards.
+/// Returns parameters held as shards by fully_shard units that were made below FullyShardedDataParallel units.
 std::unordered_set<c10::TensorImpl*> shards_of_other_units(Module& module, const std::vector<NamedUnit>& units) {
   auto others = fsdp_states(module);
   std::erase_if(others, [&](const NamedState& state) {
@@ -81,7 +81,7 @@ at::Tensor sharded_entry(const at::Tensor& tensor, const StateDictSettings& sett
   return offloads(settings) ? on_device(own, at::kCPU) : own;
 }
 
-/// A copy.
+/// Returns a copy.
 at::Tensor buffer_entry(const at::Tensor& buffer, at::ScalarType dtype, const StateDictSettings& settings) {
   const auto device = offloads(settings) ? at::Device(at::kCPU) : buffer.device();
   return buffer.to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
@@ -103,7 +103,7 @@ void check_local(Module& root, const std::vector<NamedUnit>& units) {
   }
 }
 
-/// Buffers have the dtype of the plain model in state dicts.
+/// Returns the dtypes of buffers in state dicts, which are those of the plain model.
 std::unordered_map<c10::TensorImpl*, at::ScalarType> buffer_dtypes(const std::vector<NamedUnit>& units) {
   std::unordered_map<c10::TensorImpl*, at::ScalarType> dtypes;
   for (const auto& [path, module, unit] : units) {
@@ -114,7 +114,7 @@ std::unordered_map<c10::TensorImpl*, at::ScalarType> buffer_dtypes(const std::ve
   return dtypes;
 }
 
-/// Whether the entry is this rank's rows of `own`, flat.
+/// Returns whether the entry is this rank's rows of `own`, flattened.
 bool is_local_entry(const DTensorMeta& own, const at::Tensor& value) {
   return !is_dtensor(value) && value.dim() == 1 && value.numel() == own.local.numel() &&
          value.sizes() != own.spec->sizes();
@@ -130,7 +130,7 @@ void check_entry(const std::string& name, const at::Tensor& own, const at::Tenso
                 meta ? fmt::format(", {} elements on this rank", meta->local.numel()) : "");
 }
 
-/// Of one that check_entry let pass.
+/// Loads an entry that passed check_entry.
 void load_entry(at::Tensor own, const at::Tensor& value) {
   const auto* meta = dtensor_meta(own);
   if (!meta || is_dtensor(value)) {
@@ -143,7 +143,7 @@ void load_entry(at::Tensor own, const at::Tensor& value) {
 
 using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
 
-/// Throws unless there is an entry that fits for each of the module's tensors, and no other.
+/// Throws unless each of the module's tensors has a matching entry, and there are no others.
 void check_entries(const NamedTensors& own, const FSDPStateDict& state) {
   std::vector<std::string> wrong;
   for (const auto& item : own) {
@@ -245,7 +245,7 @@ FSDPStateDict FSDP::state_dict(Module& module) {
     const auto own = owner.find(item.value().unsafeGetTensorImpl());
     const bool is_shard = (own != owner.end() && own->second->strategy != ShardingStrategy::NO_SHARD) ||
                           other_shards.contains(item.value().unsafeGetTensorImpl());
-    const bool shards = is_shard && is_dtensor(item.value());  // not inside of summon_full_params
+    const bool shards = is_shard && is_dtensor(item.value());  // not inside summon_full_params
     const auto entry =
         is_full || !shards ? full_entry(item.value().detach(), settings, keeps) : sharded_entry(item.value(), settings);
     if (keeps) {
@@ -279,7 +279,7 @@ void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
   auto meshes = collect_meshes(fsdp_states(module));
   for (const auto& [path, below, unit] : fsdp_units(module)) {
     if (std::ranges::find(meshes, unit->mesh) == meshes.end()) {
-      meshes.push_back(unit->mesh);  // of one without parameters
+      meshes.push_back(unit->mesh);  // for a unit without parameters
     }
   }
   check_ranks_agree(meshes, "load_state_dict", check);

@@ -1,5 +1,5 @@
-// FSDP::summon_full_params: each parameter's TensorImpl takes on the full tensor, as it does in forward, but in the
-// dtype and with the values of the shards, and gives its rows back at the end.
+// FSDP::summon_full_params: each parameter's TensorImpl adopts the full tensor, as in forward, but with the shards'
+// dtype and values. At the end its rows are written back.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
@@ -19,28 +19,28 @@ namespace tessera {
 
 namespace {
 
-/// Edits of the full tensor come to this rank's rows. Where nobody wrote to it, the rows are not written, so that a
-/// forward that awaits its backward still finds the parameters that it used. Where it `was_written` every rank writes
-/// its rows, changed or not: whether that forward is of old values is the same on all ranks then.
+/// Copies edits of the full tensor to this rank's rows. Without a write, the rows are not written, so that a forward
+/// that expects a backward still finds its parameters unchanged. If it `was_written`, every rank writes its rows,
+/// changed or not, so that all ranks agree whether that forward is outdated.
 void write_back(const at::Tensor& full, const DTensorMeta& meta, bool was_written) {
   if (full.is_alias_of(meta.local)) {
     return;
   }
   const auto own = local_shard_of(full.to(meta.local.device()), *meta.spec);
-  if (was_written || !at::equal(own, meta.local)) {  // the latter: through data(), which counts no writes
+  if (was_written || !at::equal(own, meta.local)) {  // also detects writes through data(), which count no version
     meta.local.copy_(own);
   }
 }
 
-/// Counts the writes to a tensor; 0 for one that counts none.
+/// Returns the number of writes to a tensor; 0 for one that does not count them.
 int64_t read_version(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_inference() ? static_cast<int64_t>(tensor._version()) : 0;
 }
 
-/// One parameter in its full form.
+/// Parameter in its full form.
 class SummonedParam {
  public:
-  /// Collective, whether or not this rank `shows` it.
+  /// Collective, whether or not this rank `shows` the full parameter.
   SummonedParam(const ShardedParam& param, const SummonFullParamsOptions& options, bool shows)
       : param_(param.param()),
         name_(param.origin().name),
@@ -58,7 +58,7 @@ class SummonedParam {
     shown_grad_version_ = read_version(full_grad);
   }
 
-  /// Why edits cannot come to the rows; empty if they can.
+  /// Returns why edits cannot be written back, or "" if they can.
   std::string fault() const {
     const auto fits = [](const at::Tensor& full, const at::Tensor& sharded) {
       return !full.defined() || !sharded.defined() ||
@@ -114,7 +114,7 @@ std::vector<HookPoint*> unit_hook_points(const FSDPState& state) {
   return points;
 }
 
-/// A unit of fully_shard or replicate, which has no WrapperState, as one. It has parameters.
+/// Wraps a unit of fully_shard or replicate, which has no WrapperState, in one. The unit has parameters.
 std::shared_ptr<WrapperState> as_fsdp_unit(const std::shared_ptr<FSDPState>& state) {
   const auto& axes = state->group()->context().axes;
   auto unit = std::make_shared<WrapperState>();
@@ -126,7 +126,7 @@ std::shared_ptr<WrapperState> as_fsdp_unit(const std::shared_ptr<FSDPState>& sta
   return unit;
 }
 
-/// At and below `module`, whichever function made them.
+/// Returns all units at and below `module`, whichever function made them.
 std::vector<NamedUnit> all_units(torch::nn::Module& module) {
   auto units = fsdp_units(module);
   for (const auto& [path, state] : fsdp_states(module)) {
@@ -160,13 +160,13 @@ void check_options(const std::vector<NamedUnit>& units, const SummonFullParamsOp
   }
 }
 
-/// All parameters of some units; restored without communication.
+/// Full parameters of some units; restored without communication.
 class SummonScope {
  public:
   SummonScope(std::vector<NamedUnit> units, const SummonFullParamsOptions& options)
       : units_(std::move(units)), options_(options) {}
 
-  /// If it throws, restore() puts back what it did.
+  /// Shows the parameters. If it throws, restore() undoes it.
   void enter() {
     const at::NoGradGuard no_grad;
     const bool shows = !options_.rank0_only || is_first_rank(units_);
@@ -186,7 +186,7 @@ class SummonScope {
     }
   }
 
-  /// Returns why edits are lost: empty if they are not. If one cannot be written back, none is.
+  /// Returns why edits are lost, or "". If one cannot be written back, none is.
   std::string restore() {
     const at::NoGradGuard no_grad;
     std::string fault;
@@ -207,7 +207,7 @@ class SummonScope {
   void lend(WrapperState& unit) {
     unit.is_summoned = true;
     for (auto* point : unit_hook_points(*unit.state)) {
-      if (!point->find<WrapperState>()) {  // whose hooks ask it
+      if (!point->find<WrapperState>()) {  // otherwise its own hooks check this
         point->attach(std::make_shared<Summoned>());
         exposed_.push_back(point);
         guards_.emplace_back(point->register_forward_pre_hook(

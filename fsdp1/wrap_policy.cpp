@@ -36,12 +36,12 @@ int64_t count_elements(const torch::nn::Module& module, const WrapScope& scope) 
   return numel;
 }
 
-/// Asks from the top down whether to look into a module, and from the bottom up whether to wrap it.
+/// Asks top-down whether to look into a module, and bottom-up whether to wrap it.
 class RecursiveWrap {
  public:
   RecursiveWrap(const AutoWrapFunction& function, const WrapScope& scope) : function_(function), scope_(scope) {}
 
-  /// Returns how many elements at and below `module` are in units.
+  /// Returns the number of elements at and below `module` that are in units.
   int64_t run(torch::nn::Module& module, bool is_root) {
     const int64_t numel = count_elements(module, scope_);
     if (!seen_.insert(&module).second || !function_(module, /*recurse=*/true, numel)) {

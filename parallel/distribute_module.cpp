@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-/// Both kinds by name, without those of children.
+/// Returns parameters and buffers by name, without those of children.
 std::vector<std::pair<std::string, at::Tensor>> own_tensors(torch::nn::Module& module) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
@@ -23,7 +23,7 @@ std::vector<std::pair<std::string, at::Tensor>> own_tensors(torch::nn::Module& m
   return tensors;
 }
 
-/// Before anything is changed.
+/// Runs before anything is changed.
 void check_without_gradient(const at::Tensor& tensor, const char* caller, const std::string& name,
                             const torch::nn::Module& module) {
   TESSERA_CHECK(StateError, !tensor.defined() || is_dtensor(tensor) || !tensor.grad().defined(),

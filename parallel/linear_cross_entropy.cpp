@@ -29,24 +29,24 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kMinRowsAtOnce = 512;  // below, adding up the weight's gradient costs as much as computing it
+constexpr int64_t kMinRowsAtOnce = 512;  // with fewer, accumulating the weight's gradient costs as much as computing it
 
-/// What a rank computes: rows [rows, features], and its range of classes.
+/// Work of a rank: rows [rows, features], and its range of classes.
 struct LossCall {
   at::Tensor target;                              // [rows]
-  DimRange classes;                               // of this rank's weight
-  std::optional<DeviceMesh> mesh = std::nullopt;  // of the ranks that have the other classes
-  double count = 0;                               // divides the sum
+  DimRange classes;                               // in this rank's weight
+  std::optional<DeviceMesh> mesh = std::nullopt;  // ranks with the other classes
+  double count = 0;                               // divisor of the sum
   std::optional<double> softcap;
   int64_t rows_at_once = 0;
-  bool needs_input = false;  // its gradient
+  bool needs_input = false;  // whether to compute the input's gradient
   bool needs_weight = false;
 };
 
-/// The loss of some rows, and its gradients with respect to their logits.
+/// Loss of some rows, and its gradients with respect to their logits.
 struct ChunkLoss {
   at::Tensor sum;     // scalar
-  at::Tensor logits;  // gradients [rows, classes of this rank]; undefined if not wanted
+  at::Tensor logits;  // gradients [rows, classes of this rank]; undefined unless needed
 };
 
 void reduce(const at::Tensor& tensor, ReduceOp op, const std::optional<DeviceMesh>& mesh) {
@@ -55,10 +55,10 @@ void reduce(const at::Tensor& tensor, ReduceOp op, const std::optional<DeviceMes
   }
 }
 
-/// `logits` is used up. `counts` [rows] is 1 where a row counts, and 0 elsewhere.
+/// Overwrites `logits`. `counts` [rows] is 1 for rows that count, and 0 otherwise.
 ChunkLoss loss_of_chunk(at::Tensor logits, const at::Tensor& target, const at::Tensor& counts, const LossCall& call,
                         bool needs_gradient) {
-  at::Tensor slope;  // of softcap
+  at::Tensor slope;  // derivative of softcap
   if (call.softcap) {
     const auto bent = (logits / *call.softcap).tanh_();
     slope = needs_gradient ? 1 - bent.square() : at::Tensor();
@@ -70,7 +70,7 @@ ChunkLoss loss_of_chunk(at::Tensor logits, const at::Tensor& target, const at::T
                            : at::full({logits.size(0), 1}, -std::numeric_limits<double>::infinity(), logits.options());
   reduce(largest, ReduceOp::Max, call.mesh);
   logits.sub_(largest);
-  // Whether this rank has the target's class, and where.
+  // Whether this rank has the target's class, and its index.
   const auto is_own = target.ge(call.classes.offset).logical_and_(target.lt(call.classes.offset + own));
   const auto index = (target - call.classes.offset).clamp_(0, std::max<int64_t>(own - 1, 0)).unsqueeze_(1);
   const auto of_target =
@@ -89,7 +89,7 @@ ChunkLoss loss_of_chunk(at::Tensor logits, const at::Tensor& target, const at::T
   return loss;
 }
 
-/// Adds left^T * right to `sum`, which may have more digits.
+/// Adds left^T * right to `sum`, which may have higher precision.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
   if (sum.scalar_type() == right.scalar_type()) {
     sum.addmm_(left.t(), right);
@@ -138,7 +138,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const auto factor = grads[0] / context->saved_data["count"].toDouble();
     const auto scale = [&, keeps = torch::autograd::get_current_graph_task_keep_graph()](const at::Tensor& gradient) {
       const auto own = factor.to(gradient.scalar_type());
-      return keeps ? gradient * own : gradient.mul_(own);  // in place where no later backward needs it
+      return keeps ? gradient * own : gradient.mul_(own);  // in place unless a later backward needs it
     };
     const auto of_input = saved[0].defined() ? scale(saved[0]) : at::Tensor();
     const auto of_weight =
@@ -168,12 +168,12 @@ void check_operands(const at::Tensor& input, const at::Tensor& weight, const at:
                 "linear_cross_entropy: rows_at_once is {}; 0 or more are allowed", options.rows_at_once);
 }
 
-/// Returns targets [rows], -1 for those that are ignored.
+/// Returns targets [rows], with -1 for ignored ones.
 at::Tensor checked_target(const at::Tensor& target, int64_t classes, int64_t ignore_index) {
   const auto rows = target.flatten();
   const auto is_ignored = rows == ignore_index;
   const auto is_wrong = rows.lt(0).logical_or_(rows.ge(classes)).logical_and_(is_ignored.logical_not());
-  if (rows.is_cpu()) {  // a GPU is not waited for: there a wrong target counts as ignored
+  if (rows.is_cpu()) {  // on a GPU, which the host does not wait for, an invalid target counts as ignored
     const auto wrong = rows.masked_select(is_wrong);
     TESSERA_CHECK(ValueError, wrong.numel() == 0,
                   "linear_cross_entropy: a target is {}; allowed are 0 to {}, and {} for rows that do not count",
@@ -183,7 +183,7 @@ at::Tensor checked_target(const at::Tensor& target, int64_t classes, int64_t ign
 }
 
 int64_t choose_rows_at_once(int64_t rows, const at::Tensor& weight) {
-  // Logits of as many rows as take the memory of the input.
+  // Number of rows whose logits take as much memory as the input.
   const int64_t as_input = rows * weight.size(1) / std::max<int64_t>(1, weight.size(0));
   return std::clamp<int64_t>(as_input, kMinRowsAtOnce, std::max(rows, kMinRowsAtOnce));
 }

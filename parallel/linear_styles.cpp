@@ -34,7 +34,7 @@ Layer known_layer(const ParallelStyle& style, const StyleTarget& target) {
   return Layer::Embedding;
 }
 
-/// Where a style puts the parameters of a layer. An Embedding has no bias.
+/// Placements of a layer's parameters. An Embedding has no bias.
 struct ParameterPlacements {
   Placement weight;
   Placement bias = Replicate();
@@ -71,16 +71,16 @@ void check_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
   for_each_parameter(target, placements, check);
 }
 
-/// What a layer's hooks do.
+/// Configuration of a layer's hooks.
 struct LayerFlow {
   Placement input_layout, desired, output_layout;
   bool use_local_output = true;
   StyleInputOptions input;
-  /// What a column-wise Linear takes; a row-wise one's sharded input is checked with input.sharded_size.
+  /// Features that a column-wise Linear accepts; a row-wise one's sharded input is checked with input.sharded_size.
   std::optional<int64_t> input_features = std::nullopt;
 };
 
-/// Else the product would throw, which knows no layer. After the input was moved: on every rank.
+/// Checks the input after it was moved, on every rank. Otherwise the product would throw without naming the layer.
 void check_input_features(const at::Tensor& input, const LayerFlow& flow) {
   TESSERA_CHECK(ValueError, !flow.input_features || input.dim() == 0 || input.size(-1) == *flow.input_features,
                 "{}: the input has sizes [{}], but the layer takes {} features. If it is a rank's part of them, as "

@@ -13,12 +13,12 @@ namespace {
 
 thread_local int scopes = 0;
 
-// Of each op below: (self, target, weight=None, ...).
+// Arguments of each op below: (self, target, weight=None, ...).
 constexpr size_t kLogits = 0;
 constexpr size_t kTarget = 1;
 constexpr size_t kWeight = 2;
 
-/// Above autograd, which so sees DTensors only: backward needs no scope.
+/// Runs above autograd, which therefore sees only DTensors, so that backward needs no scope.
 void replicate_implicitly(c10::IValue& value, const DeviceMesh& mesh) {
   const auto tensor = value.isTensor() ? value.toTensor() : at::Tensor();
   if (tensor.defined() && !is_dtensor(tensor) && tensor.dim() > 0) {
@@ -26,7 +26,7 @@ void replicate_implicitly(c10::IValue& value, const DeviceMesh& mesh) {
   }
 }
 
-/// The op as libtorch composes it, of DTensors.
+/// Runs the op as libtorch composes it, on DTensors.
 void loss(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto* const arguments = &*(stack->end() - std::ssize(op.schema().arguments()));
   const auto logits = arguments[kLogits].toTensor();
@@ -57,7 +57,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
   override_losses(library);
 }
 
-// Autograd's keys are off in inference mode.
+// In inference mode, autograd's keys are off.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   override_losses(library);
 }

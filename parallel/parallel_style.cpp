@@ -8,14 +8,14 @@ namespace tessera {
 
 namespace {
 
-/// Undefined if there is none.
+/// Returns the parameter, undefined if there is none.
 at::Tensor own_parameter(const torch::nn::Module& module, const std::string& name) {
   const auto parameters = module.named_parameters(/*recurse=*/false);
   const auto* found = parameters.find(name);
   return found ? *found : at::Tensor();
 }
 
-/// The parameter or buffer, undefined if there is none.
+/// Returns the parameter or buffer, undefined if there is none.
 at::Tensor own_tensor(const torch::nn::Module& module, const std::string& name) {
   if (const auto parameter = own_parameter(module, name); parameter.defined()) {
     return parameter;
@@ -25,7 +25,7 @@ at::Tensor own_tensor(const torch::nn::Module& module, const std::string& name) 
   return found ? *found : at::Tensor();
 }
 
-/// The tensor `name` of `module` as seen from the target: "norm.weight" for one of a module below it.
+/// Returns the path of tensor `name` of `module` relative to the target, such as "norm.weight".
 std::string name_below(const StyleTarget& target, const torch::nn::Module& module, const std::string& name) {
   for (const auto& item : target.module.named_modules("", /*include_self=*/false)) {
     if (item.value().get() == &module) {
@@ -35,7 +35,7 @@ std::string name_below(const StyleTarget& target, const torch::nn::Module& modul
   return name;
 }
 
-/// Throws if another style of the plan wants the tensor elsewhere.
+/// Throws if another style of the plan requests another placement of the tensor.
 void claim(const ParallelStyle& style, const StyleTarget& target, const torch::nn::Module& module,
            const std::string& name, const at::Tensor& tensor, const Placement& placement) {
   if (!target.claims) {
@@ -50,9 +50,9 @@ void claim(const ParallelStyle& style, const StyleTarget& target, const torch::n
                 own, name_below(target, module, name), placement, first.style, first.placement);
 }
 
-/// Reduces a gradient that comes as a pending sum, or whole for a parameter that is cut. The parameter may be
-/// something else by the time of backward (fully_shard), so what counts is where the gradient lies. One that is frozen
-/// now may be trained later; only tensors that require a gradient take hooks.
+/// Redistributes a gradient that arrives as Partial, or replicated for a sharded parameter. The parameter may have
+/// other placements by the time of backward (fully_shard), so the gradient's own placements count. A parameter that is
+/// frozen now may be trained later, but only tensors that require a gradient accept hooks.
 void keep_gradient_placed(const at::Tensor& parameter, const DeviceMesh& mesh, const Placement& placement) {
   if (!parameter.is_floating_point() && !parameter.is_complex()) {
     return;

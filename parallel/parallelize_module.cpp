@@ -55,7 +55,7 @@ std::string shown(const std::string& path) {
   return path.empty() ? "the module itself" : fmt::format("\"{}\"", path);
 }
 
-/// Adds what one entry of the plan matches. A module that is registered under several names counts once.
+/// Adds the matches of one entry of the plan. A module that is registered under several names counts once.
 void add_matches(std::vector<Application>& applications, const ParallelPlan::Entry& entry, torch::nn::Module& root,
                  const std::vector<NamedModule>& modules, const StyleTarget& like) {
   const size_t first = applications.size();

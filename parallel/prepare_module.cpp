@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-/// What happens to a list of tensors, inputs or outputs.
+/// Conversion of a list of tensors, inputs or outputs.
 struct Preparation {
   Layouts layouts;
   Layouts desired;

@@ -25,7 +25,7 @@ void for_each_tensor(const StyleTarget& target, Visit visit) {
   }
 }
 
-/// Its local tensor, of a sum that is still to be added up the sum: nothing would add up plain terms.
+/// Returns the local tensor. Reduces a Partial one first, because nothing would add up plain terms.
 at::Tensor local_output(const at::Tensor& output) {
   return moved_local(redistribute(output, gradient_placements(placements(output))), output);
 }

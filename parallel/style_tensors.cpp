@@ -11,7 +11,8 @@ namespace tessera {
 
 namespace {
 
-/// `placement` for a tensor of `ndim` dims. redistribute() would refuse one that does not fit too, but knows no layer.
+/// Returns `placement` for a tensor of `ndim` dims. redistribute() would also reject an invalid one, but without naming
+/// the layer.
 Placements placed_for(const Placement& placement, int64_t ndim, const std::string& where) {
   return normalized({placement}, ndim, 1, where.c_str());
 }

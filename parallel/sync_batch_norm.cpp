@@ -24,7 +24,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The ranks of a layer, and the layer in words. Not a tensor as far as autograd is concerned.
+/// Ranks of a layer, and its description. Autograd does not treat it as a tensor.
 struct SyncRanks : torch::CustomClassHolder {
   SyncRanks(const DeviceMesh& of, std::string name) : mesh(of), layer(std::move(name)) {
     for (size_t axis = 0; axis < mesh.shape().size(); ++axis) {
@@ -35,12 +35,12 @@ struct SyncRanks : torch::CustomClassHolder {
   }
 
   DeviceMesh mesh;
-  std::vector<int64_t> axes;  // of more than one rank
+  std::vector<int64_t> axes;  // with more than one rank
   std::string layer;
 };
 using SyncRanksPtr = c10::intrusive_ptr<SyncRanks>;
 
-/// What a call of a layer computes with. Tensors but the input may be undefined.
+/// Arguments of a layer's call. Tensors except the input may be undefined.
 struct BatchNormCall {
   at::Tensor input;  // [N, C, ...]
   at::Tensor weight, bias, running_mean, running_var;
@@ -58,7 +58,7 @@ std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
 
 class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
  public:
-  /// The parameters are those of `call`, for autograd to see, which takes no undefined ones.
+  /// The parameters repeat those of `call`, because autograd tracks arguments, which must be defined.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const std::optional<at::Tensor>& /*weight*/, const std::optional<at::Tensor>& /*bias*/,
                             const BatchNormCall& call, const SyncRanksPtr& ranks) {
@@ -99,8 +99,8 @@ void check_channels(const BatchNormCall& call, const std::string& layer) {
   }
 }
 
-/// The hooks of a batch norm, which own it. In training the layer's own forward gets an empty batch: so it checks the
-/// dims and counts the batch, and computes nothing. What it returns is replaced.
+/// Hooks of a batch norm, which owns them. In training the layer's own forward gets an empty batch, so that it checks
+/// the dims and counts the batch but computes nothing. Its result is replaced.
 template <class Layer>
 class SyncedLayer {
  public:
@@ -108,7 +108,7 @@ class SyncedLayer {
 
   void before(const HookPoint& at, TensorRefs inputs) {
     input_ = at::Tensor();
-    // Evaluation communicates not even without running statistics, so that ranks may evaluate by themselves.
+    // Evaluation does not communicate even without running statistics, so that ranks may evaluate independently.
     if (inputs.empty() || inputs[0]->dim() < 2 || !layer_.is_training() || is_dtensor(*inputs[0])) {
       return;
     }
@@ -134,7 +134,7 @@ class SyncedLayer {
   }
 
  private:
-  /// Without one, running statistics are an average of all batches.
+  /// Returns the momentum. Without one, running statistics are an average over all batches.
   double momentum() const {
     const auto given = layer_.options.momentum();
     return given                                  ? *given
@@ -144,13 +144,13 @@ class SyncedLayer {
 
   const Layer& layer_;
   SyncRanksPtr ranks_;
-  at::Tensor input_;  // of the call that runs
+  at::Tensor input_;  // of the running call
 };
 
-/// That a layer is converted.
+/// Marks a converted layer.
 struct Synced {};
 
-/// Around forward itself: parameters are there, whether the layer became a unit before or becomes one later.
+/// Wraps forward itself, where parameters are available whether the layer became a unit before or becomes one later.
 template <class Layer>
 void convert(const Layer& layer, HookPoint& point, const SyncRanksPtr& ranks) {
   const auto synced = std::make_shared<SyncedLayer<Layer>>(layer, ranks);
@@ -176,7 +176,7 @@ struct NamedLayer {
   HookPoint* point;
 };
 
-/// Once, if it is one; a layer may be at several places.
+/// Adds the layer once if it is a batch norm; it may be registered in several places.
 void add_batch_norm(const std::string& path, torch::nn::Module& module, std::vector<NamedLayer>& layers) {
   if (!visit_batch_norm(module, [](const auto&) {})) {
     return;

@@ -11,11 +11,11 @@ namespace {
 
 using nlohmann::json;
 
-// Of what is ignored; the parser keeps a bit for each level.
+// Limit for ignored values; the parser uses one bit per level.
 constexpr int kMaxUnknownDepth = 100;
 
-/// Takes the parser's events. Each returns true; what does not belong in a header throws. What the reference
-/// implementation accepts is accepted: null for the metadata, and further fields of a tensor, which are ignored.
+/// Handles the parser's events. Each handler returns true, or throws for content that does not belong in a header. Like
+/// the reference implementation, it accepts null metadata, and additional fields of a tensor, which are ignored.
 class HeaderReader : public json::json_sax_t {
  public:
   explicit HeaderReader(const std::string& file) : file_(file) {}
@@ -132,7 +132,7 @@ class HeaderReader : public json::json_sax_t {
 
   bool is_null_metadata() const { return place_ == Place::Top && key_ == "__metadata__"; }
 
-  /// Returns where the value belongs to a field of a tensor that the format does not have, which readers ignore.
+  /// Returns if the value belongs to an unknown field of a tensor, which readers ignore; otherwise throws.
   bool skip_or_fail(const char* what) {
     if (place_ != Place::Unknown && (place_ != Place::Tensor || kFields.contains(field_))) {
       fail(what);
@@ -140,7 +140,7 @@ class HeaderReader : public json::json_sax_t {
     return true;
   }
 
-  /// Into an object or array of an unknown field, and out of it.
+  /// Enters or leaves an object or array in an unknown field.
   void enter() {
     place_ = Place::Unknown;
     TESSERA_CHECK(CheckpointError, ++unknown_depth_ <= kMaxUnknownDepth,

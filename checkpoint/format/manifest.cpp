@@ -20,10 +20,10 @@ namespace {
 
 using nlohmann::json;
 
-// Deeper than any text of ours, and no danger to the stack of what goes through the parsed text.
+// Deeper than any file of ours, and safe for recursion over the parsed text.
 constexpr int kMaxDepth = 12;
 
-// What the manifest's content, the last that it has, comes after.
+// Text before the manifest's content, which is its last member.
 constexpr std::string_view kContent = R"("content":)";
 
 std::string hex(uint64_t hash) {
@@ -39,7 +39,7 @@ json parse(std::string_view text, const std::string& file) {
   }
 }
 
-/// Runs `read` on parsed JSON; where that has not the form that it expects, the file is named.
+/// Runs `read` on parsed JSON. If the JSON has an unexpected form, the error names the file.
 template <class Read>
 auto read_json(const std::string& file, Read read) {
   try {
@@ -49,7 +49,7 @@ auto read_json(const std::string& file, Read read) {
   }
 }
 
-/// What a message has of a value, which may be as long as the file.
+/// Shortens a value, which may be as long as the file, for messages.
 std::string shortened(std::string text) {
   constexpr size_t kMaxShown = 80;
   if (text.size() > kMaxShown) {
@@ -73,9 +73,9 @@ void check_file_name(const std::string& name, const std::string& file) {
                 "{}: names the file '{}'; only names of files in the same folder are allowed", file, name);
 }
 
-/// An integer from 0 to INT64_MAX; `what` it is meant to be.
+/// Parses an integer from 0 to INT64_MAX; `what` describes it in errors.
 int64_t parse_count(const json& value, const char* what, const std::string& file) {
-  // A floating or negative number would be converted without a word.
+  // nlohmann::json would silently convert a floating-point or negative number.
   TESSERA_CHECK(CheckpointError, value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX, "{}: {} is no {}",
                 file, shortened(value.dump()), what);
   return value.get<int64_t>();
@@ -90,7 +90,7 @@ Sizes parse_sizes(const json& value, const std::string& file) {
   return sizes;
 }
 
-/// Whether it lies in its tensor is for the one who knows the tensor.
+/// Parses a block. Does not check that it is within its tensor, whose sizes are not known here.
 CheckedBlock parse_block(const json& content, const std::string& key, const std::string& file) {
   CheckedBlock block{.slice = {.offsets = parse_sizes(content.at(0), file), .sizes = parse_sizes(content.at(1), file)},
                      .hash = parse_hash(content.at(2), file)};
@@ -106,14 +106,14 @@ CheckedBlock parse_block(const json& content, const std::string& key, const std:
   return block;
 }
 
-/// What {:a} writes, and nothing else: "-0x1.8p-1", "inf", "-nan". strtod would go by the program's locale: where the
-/// point is a comma, it reads 1 there.
+/// Parses exactly the output of {:a}, such as "-0x1.8p-1", "inf", "-nan". strtod depends on the program's locale: if
+/// the decimal point is a comma, it would read 1 here.
 std::optional<double> parse_double(std::string_view text) {
   const bool is_negative = text.starts_with('-');
   text.remove_prefix(is_negative ? 1 : 0);
   const bool is_finite = text.starts_with("0x");
   text.remove_prefix(is_finite ? 2 : 0);
-  // from_chars takes a second sign, and "nan" after "0x".
+  // from_chars accepts a second sign, and "nan" after "0x".
   const bool has_form = is_finite ? text.find_first_of("0123456789abcdef") == 0 : text == "inf" || text == "nan";
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::hex);
@@ -211,8 +211,8 @@ void append_file(std::string& out, const ManifestFile& file) {
   out += '}';
 }
 
-/// Whether `sum` is that of the content: of its text as it stands, or, where a tool has laid the file out anew, of the
-/// text that format_manifest() would have written.
+/// Returns whether `sum` matches the content: its text as it is or, if a tool has reformatted the file, the text that
+/// format_manifest() would have written.
 bool has_checksum(std::string_view text, const json& content, uint64_t sum) {
   const size_t begin = text.find(kContent) + kContent.size(), end = text.rfind('}');
   if (begin < end && hash_bytes(text.data() + begin, end - begin) == sum) {
@@ -250,7 +250,7 @@ std::map<Section, Values> parse_values(std::string_view text, const std::string&
   return read_json(file, [&] { return values_of_sections(parse(text, file), file); });
 }
 
-// Keys of objects are sorted, so that nlohmann::json writes what it has read as it was.
+// Keys of objects are sorted, so that nlohmann::json reproduces the text that it has read.
 std::string format_manifest(const Manifest& manifest) {
   std::string content = R"({"files":)";
   append_json_list(content, '{', manifest.files, '}', [&](const auto& file) {

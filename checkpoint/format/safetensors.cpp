@@ -40,7 +40,7 @@ constexpr std::array kDtypes = {
     DtypeName{ScalarType::ComplexFloat, "C64"},
 };
 
-/// The bytes of a tensor, or the elements where the dtype is unknown; none if they are more than 64 bits can count.
+/// Returns the number of bytes of a tensor, or of elements if the dtype is unknown; nullopt on overflow of 64 bits.
 std::optional<uint64_t> byte_count(const SafetensorsEntry& entry) {
   uint64_t bytes = entry.unknown_dtype.empty() ? c10::elementSize(entry.dtype) : 1;
   for (const int64_t size : entry.sizes) {
@@ -53,7 +53,7 @@ std::optional<uint64_t> byte_count(const SafetensorsEntry& entry) {
 
 void check_bytes(const SafetensorsEntry& entry, const std::string& file) {
   const auto bytes = byte_count(entry);
-  // Of an unknown dtype an element has a bit at least.
+  // For an unknown dtype, an element has at least one bit.
   const bool fits =
       bytes && entry.end >= entry.begin &&
       (entry.unknown_dtype.empty() ? entry.end - entry.begin == *bytes : entry.end - entry.begin >= *bytes / 8);
@@ -100,7 +100,7 @@ uint64_t parse_header_length(std::string_view first_bytes, uint64_t file_bytes, 
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_bytes, const std::string& file) {
   SafetensorsHeader header = read_header_json(text, file);
-  // Empty tensors come before the one that begins where they do.
+  // Empty tensors precede the one that begins at the same offset.
   std::stable_sort(header.entries.begin(), header.entries.end(),
                    [](const auto& a, const auto& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
   uint64_t filled = 0;

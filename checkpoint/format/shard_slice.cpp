@@ -23,7 +23,7 @@ bool overlap(const ShardSlice& a, const ShardSlice& b) {
   return true;
 }
 
-/// The dim along which most slices begin elsewhere.
+/// Returns the dim along which most slices have different starts.
 size_t most_split_dim(const std::vector<ShardSlice>& slices) {
   size_t result = 0, most = 0;
   for (size_t dim = 0; !slices.empty() && dim < slices[0].sizes.size(); ++dim) {
@@ -101,7 +101,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<ShardSli
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
   for (auto slice = order.begin(); slice != order.end(); ++slice) {
-    // Those that begin behind its end cannot meet it.
+    // Slices that begin after its end cannot overlap it.
     for (auto other = std::next(slice); other != order.end() && begin(*other) < end(*slice); ++other) {
       if (overlap(slices[*slice], slices[*other])) {
         return std::minmax(*slice, *other);
@@ -150,7 +150,7 @@ std::vector<ShardSlice> split_slice(const ShardSlice& slice, int64_t max_numel) 
   if (numel <= max_numel || dim == slice.sizes.size()) {
     return {slice};
   }
-  // Rows of the first dim that has several; a row that is too long is split in turn.
+  // Rows of the first dim with more than one; a row that is too long is split again.
   const int64_t row = numel / slice.sizes[dim];
   const int64_t rows = std::max<int64_t>(1, max_numel / row);
   std::vector<ShardSlice> pieces;
@@ -182,7 +182,7 @@ void for_each_run(const ShardSlice& slice, const Sizes& tensor, const std::funct
   if (slice.numel() == 0) {
     return;
   }
-  // Dims behind `outer` are whole in the slice, so that they and `outer`'s own range are one run.
+  // The slice has the full range of all dims after `outer`, so they form one run with `outer`'s own range.
   size_t outer = ndim;
   int64_t run = 1, row = 1;
   while (outer > 0 && run == row) {

@@ -60,7 +60,7 @@ void check_cover(const std::string& key, const StoredTensor& tensor) {
   check_cover(key, tensor.sizes, slices, [&](size_t i) -> const std::string& { return tensor.parts[i].file; });
 }
 
-/// The key within its section.
+/// Returns the key within its section.
 std::string own_key(const ManifestFile& described, const std::string& key, const std::string& file) {
   if (described.section == Section::Model) {
     return key;
@@ -99,7 +99,7 @@ void add_own_file(CheckpointIndex& index, const std::string& name, const Manifes
   }
 }
 
-/// The tensor's sizes grow to hold the part.
+/// Adds a part, growing the tensor's sizes to include it.
 void add_part(StoredTensor& tensor, StoredPart part) {
   for (size_t dim = 0; dim < part.slice.sizes.size(); ++dim) {
     tensor.sizes[dim] = std::max(tensor.sizes[dim], part.slice.offsets[dim] + part.slice.sizes[dim]);
@@ -122,7 +122,7 @@ ShardSlice foreign_slice(const SafetensorsEntry& entry, const std::map<std::stri
   return slice;
 }
 
-/// `is_wanted`: whether the folder's index has the tensor in this file.
+/// `is_wanted` returns whether the folder's index assigns the tensor to this file.
 void add_foreign_file(std::map<std::string, StoredTensor>& tensors, const OpenedFile& opened,
                       const std::function<bool(const std::string& key)>& is_wanted) {
   std::map<std::string, Sizes> offsets;
@@ -149,14 +149,14 @@ void add_foreign_file(std::map<std::string, StoredTensor>& tensors, const Opened
   }
 }
 
-/// A folder that we did not write, or a file alone.
+/// A folder that another tool wrote, or a single file.
 struct ForeignFolder {
-  std::vector<std::string> files = {};            // with the folder
-  std::map<std::string, std::string> index = {};  // which file has which tensor; empty where the folder does not say
+  std::vector<std::string> files = {};            // paths
+  std::map<std::string, std::string> index = {};  // file of each tensor; empty without an index
   std::string index_path = {};
 };
 
-/// Takes "-00001-of-00002" from the end.
+/// Removes "-00001-of-00002" from the end.
 std::string without_number(std::string name) {
   constexpr std::string_view form = "-00000-of-00000";
   const auto has_form = [&](std::string_view end) {
@@ -168,8 +168,8 @@ std::string without_number(std::string name) {
   return name;
 }
 
-/// A name of Hugging Face tools in parts: "model.fp16-00001-of-00002.safetensors", or the older
-/// "model-00001-of-00002.fp16.safetensors", are of the weights "model" in the variant "fp16".
+/// Parsed name of Hugging Face tools: "model.fp16-00001-of-00002.safetensors", or the older
+/// "model-00001-of-00002.fp16.safetensors", has the weights "model" in the variant "fp16".
 struct WeightsName {
   explicit WeightsName(const std::string& file) {
     const auto stem = without_number(fs::path(file).stem().string());
@@ -180,9 +180,9 @@ struct WeightsName {
   std::string weights, variant;
 };
 
-/// The .safetensors files of a variant, which is "" for those of none. Other programs' names may have dots that say
-/// nothing, as "v1.5.safetensors": a variant is what follows a name that Hugging Face tools give, or that of a file
-/// beside. Hidden files are no weights, as those in which a Mac keeps what another system has no place for.
+/// Returns the .safetensors files of a variant ("" for none). Names of other programs may contain unrelated dots, such
+/// as "v1.5.safetensors", so a variant must follow a name that Hugging Face tools use, or the name of another file in
+/// the folder. Ignores hidden files, such as those of a Mac for metadata.
 std::vector<std::string> files_of_variant(const std::string& folder, const std::string& variant) {
   std::vector<std::string> names;
   std::set<std::string> weights = {"model", "diffusion_pytorch_model", "adapter_model", "pytorch_model"};
@@ -214,7 +214,7 @@ std::vector<std::string> files_of_variant(const std::string& folder, const std::
   return files;
 }
 
-/// The index of a variant, as transformers and diffusers name it, old names included; "" where there is none.
+/// Returns the index of a variant, by the names of transformers and diffusers, including old ones; "" if there is none.
 std::string find_index(const std::string& folder, const std::string& variant) {
   const auto end = variant.empty() ? "" : "." + variant;
   std::vector<std::string> found;
@@ -251,8 +251,8 @@ ForeignFolder list_foreign(const std::string& folder, const std::string& variant
   return found;
 }
 
-/// With an index, the tensors that it names, each from the file that it names: files may have others too, such as older
-/// ones of the same names.
+/// Adds another tool's tensors. With an index, takes each tensor only from the file that it names, because files may
+/// also have others, such as older ones with the same names.
 void add_foreign(CheckpointIndex& index, const ForeignFolder& folder) {
   auto& tensors = index.tensors[Section::Model];
   for (const auto& file : folder.files) {

@@ -17,11 +17,11 @@ namespace tessera::dcp {
 
 namespace {
 
-// A run shorter than this is read along with what lies between it and the next: seeking costs more.
+// A shorter run is read along with the gap before the next one, because seeking costs more.
 constexpr int64_t kShortRunBytes = 16 << 10;
-// As much as is read at once for that.
+// Limit for such a read.
 constexpr int64_t kSpanBytes = 4 << 20;
-// A gap that is worth seeking over.
+// Smallest gap that is worth a seek.
 constexpr int64_t kLongGapBytes = 64 << 10;
 
 [[noreturn]] void fail(const std::string& path, const char* what) {
@@ -34,7 +34,7 @@ void check_size(const std::string& path, uint64_t bytes, const char* what) {
   TESSERA_CHECK(CheckpointError, fault.empty(), "{}: cannot {}: {}", path, what, fault);
 }
 
-/// Runs of a slice, joined to spans of the file that are worth one read.
+/// Runs of a slice, merged into spans of the file that are worth one read.
 struct Span {
   int64_t begin = 0;
   int64_t end = 0;
@@ -68,15 +68,15 @@ File::File(std::string path, int flags) : path_(std::move(path)) {
   }
 }
 
-// Opening a pipe would wait for a writer. The flag means nothing to a regular file.
+// Opening a pipe would wait for a writer. The flag has no effect on a regular file.
 File File::open(const std::string& path) {
   File file(path, O_RDONLY | O_NONBLOCK);
-  file.size();  // which throws for what is none
+  file.size();  // throws unless it is a regular file
   return file;
 }
 
-// Not O_RDWR where ranks of several hosts write to one file: NFS reads a page that is written in part if the file is
-// open for reading too, and may then write back the whole page, over what another host has written beside.
+// Avoids O_RDWR when ranks of several hosts write to one file: NFS reads a partially written page if the file is open
+// for reading too, and may then write back the whole page over another host's adjacent data.
 File File::create(const std::string& path, uint64_t bytes) {
   check_size(path, bytes, "get its size");
   File file(path, O_WRONLY | O_CREAT | O_EXCL);
@@ -215,7 +215,7 @@ void sync_folder(const std::string& folder) {
   const int result = ::fsync(descriptor);
   const int reason = errno;
   ::close(descriptor);
-  // Some file systems cannot sync a folder, and say so.
+  // Some file systems cannot sync a folder, and report that.
   if (result != 0 && reason != EINVAL) {
     errno = reason;
     fail(folder, "be synced to the disk");

@@ -36,7 +36,7 @@ void ReadAhead::run() {
     lock.unlock();
     std::exception_ptr error;
     try {
-      read_(done_);  // only this thread changes it
+      read_(done_);  // only this thread changes done_
     } catch (...) {
       error = std::current_exception();
     }

@@ -14,12 +14,12 @@ namespace tessera::dcp {
 
 namespace {
 
-// What is read at once, unless a checksum is of more.
+// Size of one read, unless a checksum covers more.
 constexpr int64_t kReadBytes = 4 << 20;
-// Memory that is worth a call to have its pages.
+// Smallest memory for which populating pages in advance is worth a call.
 constexpr size_t kPopulateFrom = size_t{64} << 10;
 
-/// For elements of every dtype.
+/// Rounds up to an alignment for every dtype.
 size_t aligned(size_t bytes) {
   constexpr size_t kAlignment = 64;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -103,7 +103,7 @@ void TensorReader::run(const std::function<void(size_t)>& on_filled) {
   }
 }
 
-/// Of a batch that is not yet being read: that thread is to wait for nothing but the disk.
+/// Prepares a batch before it is read, so that the reading thread waits only for the disk.
 void TensorReader::prepare(size_t batch) {
   if (batch < batches_.size()) {
     for (size_t i = batches_[batch].first; i < batches_[batch].end; ++i) {
@@ -131,7 +131,7 @@ void TensorReader::read(size_t batch) {
   }
 }
 
-/// And puts a buffer's elements where they belong.
+/// Verifies checksums, and moves a buffer's elements to their destination.
 void TensorReader::verify(const ReadItem& item, const std::string& key) {
   char* const data = destination(item);
   TESSERA_CHECK(CheckpointError, !item.checked || hash_bytes(data, item.bytes()) == item.checked->hash,
@@ -147,7 +147,7 @@ const File& TensorReader::file_at(const std::string& path) {
     return found->second;
   }
   if (files_.size() == kOpenFiles) {
-    files_.clear();  // most are read to their end by then
+    files_.clear();  // most have been read completely by then
   }
   return files_.emplace(path, File::open(path)).first->second;
 }
@@ -172,7 +172,7 @@ void verify_blocks(const CheckpointIndex& index, int rank, int ranks) {
     for (const auto& [key, tensor] : tensors) {
       for (const auto& part : tensor.parts) {
         for (const auto& block : part.blocks) {
-          // How long an element of an unknown dtype is, nobody says.
+          // The element size of an unknown dtype is not known.
           if (next++ % ranks == rank && tensor.unknown_dtype.empty()) {
             verify(file_key(section, key), tensor, part, block);
           }

@@ -15,11 +15,11 @@ namespace tessera::dcp {
 
 namespace {
 
-/// One tensor over all ranks.
+/// Tensor with its shards on all ranks.
 struct Whole {
   const ShardEntry* first = nullptr;
   size_t first_rank = 0;
-  std::map<ShardSlice, std::vector<int>> holders;  // of the first rank's mesh
+  std::map<ShardSlice, std::vector<int>> holders;  // ranks of the first rank's mesh
 };
 
 using Wholes = std::map<std::pair<Section, std::string>, Whole>;
@@ -42,7 +42,7 @@ Wholes collect(const std::vector<std::vector<ShardEntry>>& entries) {
                     file_key(entry.section, entry.key), whole.first_rank, describe_entry(*whole.first), rank,
                     describe_entry(entry));
       TESSERA_ASSERT(is_inside(entry.slice, entry.sizes), "'{}': {}", entry.key, entry.slice.to_string());
-      // Copies on other meshes may have other values.
+      // Copies on other meshes may have different values.
       if (entry.slice.numel() > 0 && entry.mesh == whole.first->mesh) {
         whole.holders[entry.slice].push_back(static_cast<int>(rank));
       }
@@ -51,7 +51,7 @@ Wholes collect(const std::vector<std::vector<ShardEntry>>& entries) {
   return wholes;
 }
 
-/// The parts must be the tensor: none of its elements twice, and as many as it has.
+/// Checks that the shards cover each element of the tensor exactly once.
 void check_saved_parts(const std::string& key, const Whole& whole) {
   std::vector<ShardSlice> slices;
   std::vector<int> ranks;
@@ -71,7 +71,7 @@ void check_saved_parts(const std::string& key, const Whole& whole) {
                 num_elements(whole.first->sizes));
 }
 
-/// Which tensors go to one file, in the order of their bytes.
+/// Tensors of one file, in the order of their bytes.
 struct FileContent {
   Section section = Section::Model;
   int64_t bytes = 0;
@@ -92,7 +92,7 @@ std::vector<FileContent> distribute_over_files(const Wholes& wholes, const Layou
     files.back().bytes += bytes;
     files.back().tensors.push_back(&whole);
   }
-  // Larger elements first, so that each tensor is aligned to its own.
+  // Larger elements first, so that each tensor is aligned to its element size.
   for (auto& file : files) {
     std::ranges::stable_sort(file.tensors, std::greater(),
                              [](const Whole* whole) { return item_bytes(whole->first->dtype); });
@@ -135,13 +135,13 @@ std::vector<PlannedFile> plan_files(const std::vector<FileContent>& contents, co
   return files;
 }
 
-/// A block, and the ranks that may write it.
+/// Block, and the ranks that may write it.
 struct Choice {
   PlannedBlock block;
   std::span<const int> ranks;
 };
 
-/// Gives blocks that several ranks may write to the one that has least so far; those of one rank count first.
+/// Assigns blocks that several ranks may write to the one with the least data so far; blocks with one rank come first.
 std::vector<PlannedBlock> choose_owners(std::vector<Choice> choices, const SavePlan& plan, size_t ranks) {
   std::vector<int64_t> load(ranks, 0);
   for (const bool shared : {false, true}) {
@@ -162,7 +162,7 @@ std::vector<PlannedBlock> choose_owners(std::vector<Choice> choices, const SaveP
   return blocks;
 }
 
-/// Of the holders of a part, in the order of ranks.
+/// Returns the holders of a shard that may write it, in rank order.
 std::span<const int> may_write(const Whole& whole, const std::vector<int>& holders) {
   return std::span(holders).first(whole.first->is_plain ? 1 : holders.size());
 }

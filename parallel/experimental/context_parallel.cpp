@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-// Of [batch, heads, length, head_dim].
+// Dims of [batch, heads, length, head_dim].
 constexpr int64_t kBatch = 0;
 constexpr int64_t kHeads = 1;
 constexpr int64_t kLength = 2;
@@ -26,7 +26,7 @@ void check_tensor(const at::Tensor& tensor, const char* name, const DeviceMesh& 
                 name, spec->to_string());
 }
 
-/// How many ranks the dim is cut over.
+/// Returns the number of ranks over which the dim is sharded.
 int64_t ranks_along(const DTensorSpec& spec, int64_t dim) {
   int64_t ranks = 1;
   for (size_t axis = 0; axis < spec.placements().size(); ++axis) {
@@ -35,7 +35,7 @@ int64_t ranks_along(const DTensorSpec& spec, int64_t dim) {
   return ranks;
 }
 
-/// A rank without queries calls no kernel that would notice, so all ranks look at the whole sizes.
+/// Checks the global sizes on all ranks, because a rank without queries calls no kernel that would detect an error.
 void check_sizes(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool enable_gqa) {
   const auto fits = [&](int64_t dim) {
     const bool is_sharded = ranks_along(*dtensor_spec(query), dim) > 1;
@@ -66,7 +66,7 @@ void check_query(const at::Tensor& query, const at::Tensor& key) {
                 query.size(kHeads), key.size(kHeads), ranks);
 }
 
-/// `placements` with `replacement` for the cuts of the length.
+/// Returns `placements` with shards of the length replaced by `replacement`.
 Placements with_length(Placements placements, const Placement& replacement) {
   for (auto& placement : placements) {
     placement = placement.is_shard(kLength) ? replacement : placement;
@@ -74,11 +74,11 @@ Placements with_length(Placements placements, const Placement& replacement) {
   return placements;
 }
 
-/// Of one rank's queries. The keys that none of them may see are left out.
+/// Computes attention for one rank's queries, omitting keys that none of them may see.
 at::Tensor local_attention(const at::Tensor& query, at::Tensor key, at::Tensor value, int64_t first_query,
                            const ContextAttentionOptions& options) {
   if (query.numel() == 0) {
-    // Kernels divide by the number of queries; gradients of the keys must exist on every rank, zeros as they are.
+    // Kernels divide by the number of queries, but gradients of the keys must exist on every rank, as zeros.
     const auto repeat = query.size(kHeads) / std::max<int64_t>(key.size(kHeads), 1);
     return query.matmul(key.repeat_interleave(repeat, kHeads).transpose(2, 3))
         .matmul(value.repeat_interleave(repeat, kHeads));

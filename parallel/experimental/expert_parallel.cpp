@@ -17,7 +17,7 @@ namespace tessera {
 
 namespace {
 
-/// The experts of a module: dim 0 of its parameters.
+/// Returns the number of experts of a module: dim 0 of its parameters.
 int64_t count_experts(const ParallelStyle& style, const StyleTarget& target) {
   const auto parameters = target.module.named_parameters(/*recurse=*/false);
   TESSERA_CHECK(ValueError, !parameters.is_empty(), "{}: a {} has no parameters of its own, so no experts",
@@ -32,17 +32,17 @@ int64_t count_experts(const ParallelStyle& style, const StyleTarget& target) {
   return first.value().size(0);
 }
 
-/// What the forwards of all ranks returned.
+/// Results of the forwards on all ranks.
 struct Returned {
-  std::vector<int64_t> wrong;  // the ranks that did not return one row a token
-  Record row;                  // a row as the first rank that has some returned it
+  std::vector<int64_t> wrong;  // ranks that did not return one row per token
+  Record row;                  // record of a row, from the first rank that has any
 };
 
-/// What the hooks of one module share. Calls nest: the innermost is the last.
+/// State shared by the hooks of one module. Calls nest; the innermost is the last.
 struct Dispatcher {
   struct Call {
     DispatchPlan plan;
-    at::Tensor tokens;  // as forward got them
+    at::Tensor tokens;  // as passed to forward
   };
 
   std::string where;
@@ -67,14 +67,14 @@ std::vector<int64_t> inverse(const std::vector<int64_t>& order) {
   return result;
 }
 
-/// `out`, which has no rows, as what else it is on ranks that have some, and dependent on `zero`.
+/// Returns `out`, which has no rows, with the dtype and width of other ranks' rows, and depending on `zero`.
 at::Tensor without_rows(const at::Tensor& out, const Record& row, const at::Tensor& zero) {
   const std::vector<int64_t> sizes(row.begin() + kRecordSizes, row.begin() + kRecordSizes + row[0]);
   const auto dtype = static_cast<at::ScalarType>(row[1]);
   return at::zeros(sizes, out.options().dtype(dtype)) + (out.sum() + zero).to(dtype);
 }
 
-/// A zero that depends on the tokens and on all parameters, so that backward comes by on a rank without tokens too and
+/// Returns a zero that depends on the tokens and on all parameters. Backward then runs on a rank without tokens too and
 /// gives all parameters gradients: collectives over them (clipping) must find them on every rank.
 at::Tensor make_zero(const at::Tensor& tokens, const torch::nn::Module& experts) {
   auto zero = tokens.sum();
@@ -101,8 +101,9 @@ void Dispatcher::send(TensorRefs inputs) {
   calls.push_back({plan, tokens});
 }
 
-/// A rank without tokens may run other ops than the others, and return another dtype or width: zeros_like(tokens) does
-/// where the others' experts compute under autocast. The all-to-all back needs one kind on all ranks.
+/// Compares results. A rank without tokens may run other ops than the others and return another dtype or width, such as
+/// zeros_like(tokens) while the others' experts compute under autocast, but the all-to-all back needs one kind on all
+/// ranks.
 Returned Dispatcher::compare_ranks(const at::Tensor& rows, bool is_right) const {
   Record own{is_right ? 1 : 0, rows.size(0)};
   const auto row = row_record(rows, where);

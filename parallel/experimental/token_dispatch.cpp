@@ -36,7 +36,7 @@ at::Tensor send_rows(const at::Tensor& rows, const std::vector<int64_t>& sent, c
   return result;
 }
 
-/// Not a tensor as far as autograd is concerned.
+/// Route of tokens, which autograd does not treat as a tensor.
 struct Route : torch::CustomClassHolder {
   Route(std::vector<int64_t> sent, std::vector<int64_t> received, DeviceMesh mesh)
       : sent(std::move(sent)), received(std::move(received)), mesh(std::move(mesh)) {}
@@ -59,7 +59,7 @@ class ExchangeRows : public torch::autograd::Function<ExchangeRows> {
   }
 };
 
-/// The counts if there is one for each expert and they add up to the rows.
+/// Returns the counts if there is one per expert and they add up to the number of rows.
 std::optional<std::vector<int64_t>> right_counts(const at::Tensor& counts, int64_t num_rows, int64_t num_experts) {
   const bool is_integer = counts.scalar_type() == at::kInt || counts.scalar_type() == at::kLong;
   if (!is_integer || counts.dim() != 1 || counts.size(0) != num_experts) {
@@ -107,7 +107,7 @@ DispatchPlan plan_dispatch(const std::vector<std::vector<int64_t>>& counts, int6
 
 std::vector<std::vector<int64_t>> gather_counts(const at::Tensor& counts, const at::Tensor& tokens, int64_t num_experts,
                                                 const DeviceMesh& mesh, const std::string& where) {
-  // A record: whether the rank's counts are right, the counts, and a token's dtype and sizes.
+  // Record: whether the rank's counts are valid, the counts, and a token's dtype and sizes.
   const auto own_counts = right_counts(counts, tokens.size(0), num_experts);
   Record own{own_counts ? 1 : 0};
   const auto told = own_counts.value_or(Record(static_cast<size_t>(num_experts), 0));

@@ -14,7 +14,7 @@ namespace tessera {
 
 namespace {
 
-/// `own` of all ranks, one row a rank, on the CPU.
+/// Returns `own` of all ranks on the CPU, one row per rank.
 at::Tensor gather_rows(const at::Tensor& own, const ProcessGroupPtr& group) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto input = own.to(has_backend(group, at::kCPU) ? at::kCPU : at::kCUDA);
@@ -23,7 +23,7 @@ at::Tensor gather_rows(const at::Tensor& own, const ProcessGroupPtr& group) {
   return all.to(at::kCPU);
 }
 
-/// Size and hash.
+/// Returns size and hash.
 at::Tensor make_summary(const std::string& text) {
   auto summary = at::empty({2}, at::kLong);
   auto* data = summary.mutable_data_ptr<int64_t>();

@@ -19,7 +19,7 @@ bool is_for_cpu(std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-/// "cpu:gloo" of a list.
+/// Parses one entry of a list, such as "cpu:gloo".
 void take_part(BackendSpec& spec, std::string_view part, const std::string& backend) {
   const size_t colon = part.find(':');
   const std::string_view device = part.substr(0, colon);

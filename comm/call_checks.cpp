@@ -10,7 +10,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// That of dtensor/local/dtensor_impl.h, which is above this folder: no other tensor has the key.
+/// Like is_dtensor() of dtensor, which is above this package: no other tensor has this dispatch key.
 bool is_dtensor(const at::Tensor& tensor) {
   return tensor.key_set().has_backend(c10::BackendComponent::PrivateUse1Bit);
 }
@@ -44,7 +44,7 @@ void check_rank(Collective kind, const char* role, int rank, int64_t size) {
 
 c10::intrusive_ptr<c10d::Backend> find_backend(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {
   TESSERA_CHECK(ValueError, group, "{}: the process group is undefined", name(kind));
-  // libtorch 2.11 has no way to ask first.
+  // libtorch 2.11 has no query.
   try {
     return group->getBackend(device);
   } catch (const c10::Error&) {

@@ -35,8 +35,8 @@ void check_pair(Collective kind, const at::Tensor& output, const at::Tensor& inp
                 name(kind), input.device().str(), output.device().str());
 }
 
-/// Throws ValueError where `whole` and `part` overlap otherwise than that the part is this rank's place in the whole:
-/// peers would read what is written meanwhile.
+/// Throws ValueError if `whole` and `part` overlap, unless the part is this rank's chunk of the whole: peers would read
+/// data that is being written.
 void check_overlap(Collective kind, const at::Tensor& whole, const at::Tensor& part, int rank) {
   const auto status = at::get_overlap_status(whole, part);
   if (status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial) {
@@ -52,7 +52,7 @@ void check_reduction(Collective kind, const at::Tensor& tensor, ReduceOp op) {
   check_reducible(name(kind), tensor.scalar_type(), op);
 }
 
-// The whole of a collective in a group of one rank.
+// Performs a collective in a group of one rank.
 void copy_own(const at::Tensor& output, const at::Tensor& input) {
   if (output.const_data_ptr() == input.const_data_ptr()) {
     return;
@@ -74,7 +74,7 @@ void wait_recorded(const FlightCall& call, Wait&& wait) {
   call.ends(FlightState::Done);
 }
 
-/// Null where the group does not take parts.
+/// Returns null if the group does not support segments.
 GroupBackend* find_segments_backend(const BackendPtr& backend, c10::DeviceType device) {
   auto* const own = dynamic_cast<GroupBackend*>(backend.get());
   return own != nullptr && own->supports_segments(device) && backend->getSize() > 1 ? own : nullptr;

@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-/// Returns when the output may be used, and the input written.
+/// Waits until the output may be used and the input written.
 void wait_for_readers(const WorkPtr& work) {
   work->wait();
   if (const auto zero_copy = find_zero_copy(work)) {
@@ -106,7 +106,7 @@ class HierarchicalBackend final : public GroupBackend {
     });
   }
 
-  // Not on the thread: a recv that waits there would keep its peer's calls from being made.
+  // Not on the thread, where a waiting recv would block the calls that its peer waits for.
   WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
     const auto [backend, peer] = way_to("send", to);
     return backend.send(tensors, peer, tag);
@@ -120,7 +120,7 @@ class HierarchicalBackend final : public GroupBackend {
  private:
   struct ChannelToPeer {
     GroupBackend& backend;
-    int peer;  // in it
+    int peer;  // rank in the group
   };
 
   ChannelToPeer way_to(const char* call, int peer) const {
@@ -135,8 +135,7 @@ class HierarchicalBackend final : public GroupBackend {
     return {*across_, layout_.host_index(peer)};
   }
 
-  /// The ranks' flat elements, `numel` a rank, as one part for each host: what a rank of this host sends and gets has
-  /// one piece a host.
+  /// Returns the ranks' flat elements, `numel` per rank, as one segment per host, with one piece for each host.
   TensorSegments by_host(const at::Tensor& tensor, int64_t numel) const {
     std::vector<TensorSegment> parts;
     const int64_t host_numel = layout_.per_host * numel;
@@ -155,7 +154,7 @@ class HierarchicalBackend final : public GroupBackend {
   const c10::intrusive_ptr<GroupBackend> host_, across_;
   const std::function<c10::intrusive_ptr<GroupBackend>()> make_flat_;
   c10::intrusive_ptr<GroupBackend> flat_;
-  JobThread thread_;  // last: its jobs use the others
+  JobThread thread_;  // last, because its jobs use the others
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace {
 
 using Backend = c10::intrusive_ptr<GroupBackend>;
 
-/// The group's, where they are known.
+/// Returns the group's processes, if they are known.
 std::vector<HostProcess> member_processes(const GroupSource& source, const GroupInfo& info) {
   std::vector<HostProcess> members;
   for (size_t place = 0; place < info.ranks.size() && !source.processes.empty(); ++place) {
@@ -49,7 +49,7 @@ Backend make_shm(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c
                            .host_ranks = static_cast<int>(host_ranks)});
 }
 
-/// Those of the group's ranks that stand at `places`.
+/// Returns the info of the group's ranks at `places`.
 GroupInfo make_subgroup_info(const GroupInfo& info, const std::vector<int>& places, const char* which) {
   GroupInfo part{.name = fmt::format("{}, {}", info.name, which), .timeout = info.timeout};
   for (const int place : places) {
@@ -69,8 +69,8 @@ Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::
                        prefixed(fmt::format("/host{}", layout.host_index(info.rank))));
   auto across = make_gloo(source, make_subgroup_info(info, layout.ranks_across_hosts(info.rank), "across hosts"),
                           prefixed(fmt::format("/across{}", layout.local_rank(info.rank))));
-  // Made on the group's thread when it is first needed, with a connection of its own: while one group's thread waits
-  // for a key, others cannot use that connection to set theirs.
+  // Runs on the group's thread at first use, with a separate connection: while one group's thread waits for a key,
+  // others cannot use that connection to set theirs.
   const auto make_flat = [=, members = member_processes(source, info), address = source.options.master_addr] {
     const auto own = store->clone();
     own->setTimeout(store->getTimeout());
@@ -83,7 +83,7 @@ Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::
       {.info = info, .layout = layout, .host = std::move(host), .across = std::move(across), .make_flat = make_flat});
 }
 
-/// One rank needs no peer, whichever backend the others use.
+/// Makes the backend for one rank, which needs no peer, whichever backend larger groups use.
 Backend make_one_rank_backend(GroupInfo info) {
   auto thread_group = std::make_shared<ThreadGroup>(std::make_shared<ThreadWorld>(1), std::vector<int64_t>{0});
   return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(thread_group));

@@ -29,7 +29,7 @@ namespace tessera {
 
 namespace {
 
-/// Returns the rank's number on its host; -1 where nobody tells.
+/// Returns the rank's number on its host; -1 if unknown.
 int resolve_ranks(ProcessGroupOptions& options) {
   TESSERA_CHECK(ValueError, (options.rank == -1) == (options.world_size == -1),
                 "init_process_group: rank {} and world_size {}; give both, or neither to read the environment",
@@ -53,7 +53,7 @@ int resolve_ranks(ProcessGroupOptions& options) {
   return local_rank;
 }
 
-// Leaves the CPU's backend in the options, "" where each group chooses between shm and gloo. Returns that of CUDA.
+// Sets the CPU's backend in the options: "" if each group chooses between shm and gloo. Returns the backend for CUDA.
 std::string resolve_backend(ProcessGroupOptions& options) {
   std::string& backend = options.backend;
   if (backend.empty()) {
@@ -80,7 +80,7 @@ std::string resolve_backend(ProcessGroupOptions& options) {
   TESSERA_CHECK(ValueError, backend != "threads" || options.thread_world->size() == options.world_size,
                 "init_process_group: world_size {}, but the thread_world has {} ranks", options.world_size,
                 options.thread_world->size());
-  // Without a GPU, or in a build without CUDA, meshes of CUDA ranks are refused by name.
+  // Without a GPU, or in a build without CUDA, meshes of CUDA ranks are rejected with a clear error.
   return spec.cuda == "threads" && !at::hasCUDA() ? BackendSpec::kNone : spec.cuda;
 }
 
@@ -110,7 +110,7 @@ void resolve_store(ProcessGroupOptions& options) {
                                  .secret = parse_job_secret(process_variable)});
 }
 
-/// Every rank calls it: this rank's GPU, which becomes the current one.
+/// Returns this rank's GPU and makes it the current one. All ranks must call it.
 CudaUse resolve_nccl(const ProcessGroupOptions& options, const NcclOptions& nccl, int local_rank,
                      const std::string& key) {
   std::vector<DeviceReport> reports;
@@ -127,7 +127,7 @@ CudaUse resolve_nccl(const ProcessGroupOptions& options, const NcclOptions& nccl
   return {.backend = "nccl", .device = device, .options = nccl};
 }
 
-/// A run does not need its record: a failure is only reported.
+/// Only logs a failure, because a run does not need its record.
 void keep_flight_record(int rank, int world_size) {
   const char* const folder = std::getenv(kFlightVariable);
   if (folder == nullptr || *folder == '\0') {
@@ -151,7 +151,7 @@ const GroupInfo& group_info(const ProcessGroupPtr& group) {
 }
 
 const ProcessGroupPtr& require_default_group(const char* caller) {
-  const ProcessGroupPtr& group = rank_local<DefaultGroup>()->group;  // which lives as long as the rank context
+  const ProcessGroupPtr& group = rank_local<DefaultGroup>()->group;  // lives as long as the rank context
   TESSERA_CHECK(StateError, group, "{}: there is no default process group; call init_process_group() first", caller);
   return group;
 }
@@ -183,7 +183,7 @@ void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
   info.ranks.resize(options.world_size);
   std::iota(info.ranks.begin(), info.ranks.end(), 0);
   const std::string key =
-      fmt::format("default/{}", detail::rank_state().init_count++);  // of this attempt, whatever becomes of it
+      fmt::format("default/{}", detail::rank_state().init_count++);  // for this attempt, successful or not
   std::vector<HostProcess> processes = find_processes(options, key);
   CudaUse use = cuda == "nccl" ? resolve_nccl(options, nccl, local_rank, key) : CudaUse{.backend = cuda};
   ProcessGroupPtr group = make_group({options, processes, use}, std::move(info), key);
@@ -223,7 +223,7 @@ int get_world_size(const ProcessGroupPtr& group) {
 }
 
 std::string get_backend(const ProcessGroupPtr& group) {
-  group_info(group);  // says so where the group is none of ours
+  group_info(group);  // throws for a group of another library
   std::string name = group->getDefaultBackend()->getBackendName();
   for (const c10::Device device : group->getDeviceTypes()) {
     const std::string other = group->getBackend(device.type())->getBackendName();

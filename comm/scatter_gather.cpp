@@ -1,4 +1,4 @@
-// scatter and gather of comm/collectives.h: an all_to_all in which only one rank sends, or only one receives.
+// scatter and gather of comm/collectives.h, as an all_to_all in which only one rank sends or receives.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -18,7 +18,7 @@ namespace tessera {
 
 namespace {
 
-// The parts of the root: one for each rank, of the dtype and device of `own`, the root's own part of the same size.
+// Checks the root's parts: one per rank, with the dtype, device and size of `own`, the root's own part.
 void check_root_segments(Collective kind, const std::vector<at::Tensor>& parts, const at::Tensor& own, int root,
                          int size) {
   TESSERA_CHECK(ValueError, parts.size() == static_cast<size_t>(size),
@@ -33,7 +33,8 @@ void check_root_segments(Collective kind, const std::vector<at::Tensor>& parts, 
                 name(kind), root, parts[root].numel(), own.numel());
 }
 
-/// Throws what `check` throws on the root, and a ValueError on the others then: they are told, and do not wait for it.
+/// Rethrows the error of `check` on the root, and throws ValueError on the others, which learn of it instead of
+/// waiting.
 void check_on_root(Collective kind, c10::DeviceType device, int root, const ProcessGroupPtr& group,
                    const std::function<void()>& check) {
   std::exception_ptr failure;

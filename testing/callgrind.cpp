@@ -23,7 +23,7 @@ constexpr bool kIsSanitized =
     false;
 #endif
 
-/// A dump is named "<calls> <name>".
+/// Parses dumps, which are named "<calls> <name>".
 void read_dump(const std::filesystem::path& path, std::map<std::string, double>& counts) {
   const std::string trigger = "desc: Trigger: Client Request: ", summary = "summary: ";
   std::ifstream stream(path);
@@ -41,7 +41,7 @@ void read_dump(const std::filesystem::path& path, std::map<std::string, double>&
 }  // namespace
 
 void count_instructions(const std::string& name, int calls, const std::function<void()>& call) {
-  CALLGRIND_START_INSTRUMENTATION;  // not for libtorch's start, which takes several times as long with it
+  CALLGRIND_START_INSTRUMENTATION;  // after libtorch's startup, which it would slow down several times
   for (int i = 0; i < kWarmUp; ++i) {
     call();
   }
@@ -58,7 +58,7 @@ void count_instructions(const std::string& name, const RankOfCount& rank, const 
   CALLGRIND_START_INSTRUMENTATION;
   call();
   rank.barrier();
-  CALLGRIND_TOGGLE_COLLECT;  // of this thread
+  CALLGRIND_TOGGLE_COLLECT;  // for this thread
   call();
   CALLGRIND_TOGGLE_COLLECT;
   rank.barrier();
@@ -79,7 +79,7 @@ std::map<std::string, double> run_probe(const std::string& program) {
     return {};
   }
   const TempFolder folder;
-  // Without malloc's fast bins: when they are consolidated, at a cost of hundreds of instructions, is a matter of luck.
+  // Disables malloc's fast bins, which are consolidated at random times, at a cost of hundreds of instructions.
   const std::string command = fmt::format(
       "GLIBC_TUNABLES=glibc.malloc.mxfast=0 valgrind -q --tool=callgrind --instr-atstart=no --collect-atstart=no "
       "--callgrind-out-file='{}' {} >'{}' 2>&1",

@@ -8,10 +8,10 @@ namespace {
 
 constexpr uint8_t kPriority = 100;
 
-/// Of the rank that is this thread; null: not counted.
+/// Counter of this thread's rank; null: not counted.
 thread_local AllocationCounter* current = nullptr;
 
-/// The counter is written before the memory, for the thread that frees it.
+/// Stores the counter before the memory, for the thread that frees it.
 class CountingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

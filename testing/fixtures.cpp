@@ -11,7 +11,7 @@ namespace tessera::testing {
 
 namespace {
 
-/// float32 also for lower precisions, so that a loss does not lose what the model kept.
+/// Returns float32 for lower precisions too, so that a loss does not lose the model's precision.
 at::ScalarType at_least_float(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }

@@ -26,7 +26,7 @@ std::string without_prefixes(std::string name, const std::vector<std::string>& p
   return name;
 }
 
-/// Without pending reductions, which no part of a whole tensor has.
+/// Returns the tensor without Partial placements.
 at::Tensor reduced(const at::Tensor& tensor) {
   Placements settled = placements(tensor);
   for (Placement& placement : settled) {
@@ -36,11 +36,11 @@ at::Tensor reduced(const at::Tensor& tensor) {
 }
 
 bool is_finite(const at::Tensor& tensor) {
-  // No kernel for numbers of 8 bits.
+  // at::isfinite has no kernel for 8-bit floating dtypes.
   return at::isfinite(tensor.is_floating_point() ? tensor.to(at::kDouble) : tensor).all().item<bool>();
 }
 
-/// The largest magnitude among the gradients; NaNs do not count.
+/// Returns the largest magnitude of the gradients, ignoring NaN.
 double largest_gradient(const torch::nn::Module& reference) {
   double largest = 0;
   for (const auto& parameter : reference.parameters()) {
@@ -89,7 +89,7 @@ void compare_gradients(const std::string& name, const at::Tensor& reference, con
   }
 }
 
-/// Looks on after a difference, since ranks that find none add up pending sums together.
+/// Continues after a difference, because ranks without one still reduce Partial tensors together.
 class FirstDifference {
  public:
   void look(const std::function<void()>& at) {

@@ -11,7 +11,7 @@ namespace tessera::testing {
 
 namespace {
 
-/// What third_party/peer_python ends with, after the reason on stderr.
+/// Exit code of third_party/peer_python without a Python; the reason is on stderr.
 constexpr int kNoPython = 77;
 
 std::string peer_python() {
@@ -35,7 +35,7 @@ bool run_peer_python(const std::string& modules, const std::string& script, cons
     return false;
   }
   expect_success(found, probe);
-  // So that a second script of this test need not compile what the first imported: a sandbox can write nowhere else.
+  // Lets later scripts of this test reuse compiled imports; a sandbox can write nowhere else.
   if (const char* own_folder = std::getenv("TEST_TMPDIR")) {
     setenv("PYTHONPYCACHEPREFIX", fmt::format("{}/peer_python", own_folder).c_str(), /*replace=*/0);
   }

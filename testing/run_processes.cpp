@@ -19,11 +19,11 @@ namespace tessera {
 
 namespace {
 
-/// Set in a rank: which call of the test case is its own.
+/// Set in a rank: the number of the call in the test case that it runs.
 constexpr const char* kCallVariable = "TESSERA_TEST_CALL";
 constexpr const char* kEndMark = "[rank ended well]\n";
 
-// How many calls this test case has made before, over all of its sections.
+// Returns the number of calls that this test case has made before, over all of its sections.
 int count_call(const std::string& test_name) {
   static std::map<std::string, int> counts;
   return counts[test_name]++;

@@ -21,7 +21,7 @@ namespace tessera {
 
 namespace {
 
-/// The failure that happened first; what follows from it in other ranks comes later and is dropped.
+/// Keeps the first failure. Later ones, which may follow from it on other ranks, are dropped.
 class FirstFailure {
  public:
   void record(int rank, std::exception_ptr failure) {
@@ -61,7 +61,7 @@ class FirstFailure {
       rethrow_as<CommError>(failure);
     } catch (const AssertionError& failure) {
       rethrow_as<AssertionError>(failure);
-    } catch (const c10::Error& failure) {  // without a screenful of libtorch's frames
+    } catch (const c10::Error& failure) {  // without libtorch's stack frames
       throw Error(fmt::format("rank {}: {}", rank_, failure.what_without_backtrace()));
     } catch (const std::exception& failure) {
       rethrow_as<Error>(failure);
@@ -75,8 +75,8 @@ class FirstFailure {
   std::exception_ptr failure_;
 };
 
-/// Autograd runs CUDA nodes in one thread for each device of the process. All ranks would share it: a node that waits
-/// for a peer would wait for ever, and the thread acts as no rank (comm/context/rank_context.h). After PyTorch's
+/// Autograd runs CUDA nodes in one thread per device of the process. All ranks would share it: a node that waits for a
+/// peer would wait forever, and the thread belongs to no rank (comm/context/rank_context.h). Source: PyTorch's
 /// MultiThreadedTestCase.
 void run_backward_in_this_thread() {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

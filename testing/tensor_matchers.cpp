@@ -21,13 +21,13 @@ at::Tensor plain(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor;
 }
 
-/// Real numbers: a complex one is two, in a last dim.
+/// Returns real numbers; a complex number becomes two, in an additional last dim.
 at::Tensor as_real(const at::Tensor& tensor) {
   const auto resolved = tensor.resolve_conj().resolve_neg();
   return resolved.is_complex() ? at::view_as_real(resolved) : resolved;
 }
 
-/// Of real numbers.
+/// Returns the bits of real numbers.
 at::Tensor bits(const at::Tensor& tensor) {
   switch (tensor.element_size()) {
     case 1:
@@ -45,13 +45,13 @@ at::Tensor is_nan(const at::Tensor& tensor) {
   return at::isnan(tensor.is_floating_point() ? tensor.to(at::kDouble) : tensor);
 }
 
-/// NaNs are equal whatever their bits.
+/// Compares bits; NaNs are equal regardless of their bits.
 at::Tensor same_bits(const at::Tensor& actual, const at::Tensor& expected) {
   const auto a = as_real(actual), b = as_real(expected);
   return bits(a).eq(bits(b)).logical_or(is_nan(a).logical_and(is_nan(b)));
 }
 
-/// Empty if they are alike.
+/// Returns "" if kind and sizes are equal.
 std::string describe_kind_difference(const at::Tensor& actual, const at::Tensor& expected) {
   const bool are_defined = actual.defined() && expected.defined();
   const bool match = are_defined ? actual.sizes() == expected.sizes() && actual.scalar_type() == expected.scalar_type()
@@ -59,7 +59,7 @@ std::string describe_kind_difference(const at::Tensor& actual, const at::Tensor&
   return match ? "" : fmt::format("is {}, expected {}", describe(actual), describe(expected));
 }
 
-/// `wrong`: of each element, or of each real number of complex ones. Empty if none is.
+/// `wrong` has one flag per element, or per real number for complex ones. Returns "" if none is set.
 std::string describe_wrong(const at::Tensor& wrong, const at::Tensor& actual, const at::Tensor& expected,
                            std::string_view allowed) {
   const auto a = as_real(actual).to(at::kDouble), b = as_real(expected).to(at::kDouble);

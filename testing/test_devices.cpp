@@ -14,7 +14,7 @@ namespace tessera {
 
 namespace {
 
-/// Once for each test, which may ask for its devices again and again.
+/// Prints once per test, which may request its devices repeatedly.
 void print_skipped(const std::string& test) {
   static std::string last;
   if (std::exchange(last, test) != test) {

@@ -1,6 +1,6 @@
-// The runner of the test binaries: Catch2 with one thread for tensor operations, so that ranks as threads do not fight
-// for cores and sums do not depend on the machine. A failed run names its seed (Catch2's --rng-seed repeats it).
-// It runs what Bazel asks of it: `--test_filter=SPEC`, a Catch2 test specification, and one shard of `shard_count`.
+// Runs the test binaries: Catch2 with one thread for tensor operations, so that ranks as threads do not compete for
+// cores and sums do not depend on the machine. A failed run prints its seed (repeat it with Catch2's --rng-seed).
+// Supports Bazel's options: `--test_filter=SPEC`, a Catch2 test specification, and one shard of `shard_count`.
 
 #define CATCH_CONFIG_RUNNER
 #include "third_party/catch2/catch.h"
@@ -17,7 +17,7 @@
 
 namespace {
 
-/// A shard of a test, as Bazel numbers them in the environment.
+/// Shard of a test, from Bazel's environment variables.
 struct Shard {
   int count = 1;
   int index = 0;
@@ -30,7 +30,7 @@ Shard shard_of_this_process() {
     return {};
   }
   if (const char* status_file = std::getenv("TEST_SHARD_STATUS_FILE")) {
-    std::ofstream touched(status_file);  // tells Bazel that the program shards itself
+    std::ofstream touched(status_file);  // tells Bazel that the program supports sharding
   }
   return {.count = std::stoi(count), .index = std::stoi(index)};
 }
@@ -64,7 +64,7 @@ std::vector<std::string> selected_test_names(Catch::Session& session) {
   return names;
 }
 
-// Every n-th test case. False if none is left: without names, Catch2 would run all.
+// Selects every n-th test case. Returns false if none is left: without names, Catch2 would run all.
 bool select_shard(Catch::Session& session, const Shard& shard) {
   const std::vector<std::string> names = selected_test_names(session);
   std::string spec;

@@ -5,7 +5,7 @@ namespace tessera::testing {
 std::string exact_test_spec(const std::string& test_name) {
   std::string result;
   for (const char c : test_name) {
-    // Catch2 gives these characters a meaning.
+    // Characters with a special meaning in Catch2.
     if (c == '\\' || c == ',' || c == '[' || c == '"' || c == '*') {
       result += '\\';
     }

@@ -141,7 +141,7 @@ AllToAllSplits check_all_to_all(const at::Tensor& output, const at::Tensor& inpu
 
 namespace {
 
-/// `dtype`: what the tensors are to have.
+/// Checks segments, whose tensors must have `dtype`.
 void check_segments_with_dtype(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
                                at::ScalarType dtype, int group_size) {
   int64_t end = 0;

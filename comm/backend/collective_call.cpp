@@ -20,12 +20,12 @@ bool same_call(const CollectiveSignature& a, const CollectiveSignature& b) {
          same_sizes;
 }
 
-/// Undefined for a call without tensors.
+/// Returns a tensor of the call, undefined for a call without tensors.
 const at::Tensor& any_tensor(const CollectiveCall& call) {
   return call.input.defined() ? call.input : call.output;
 }
 
-// Without tensor: that of the parts, or -1.
+// Returns the number of elements, without a tensor that of the segments, or -1.
 int64_t numel(const at::Tensor& tensor, const CollectiveCall& call) {
   return tensor.defined() ? tensor.numel() : call.parts_numel;
 }

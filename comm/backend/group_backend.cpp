@@ -30,14 +30,14 @@ class ListGatherWork final : public c10d::Work {
     }
     return true;
   }
-  /// Writes the outputs, since who polls need not wait.
+  /// Writes the outputs, since polling needs no wait().
   bool isCompleted() override {
     if (!is_written_ && !gather_->isCompleted()) {
       return false;
     }
     try {
       wait();
-    } catch (const std::exception&) {  // completed, but no success; wait() tells why
+    } catch (const std::exception&) {  // completed without success; wait() reports why
     }
     return true;
   }
@@ -100,7 +100,7 @@ void check_peer(std::string_view place, int peer, const GroupInfo& info) {
                 describe(info), info.size() - 1, info.rank);
 }
 
-// If two threads come here first, the group is there twice, which only splits its sums.
+// If two threads get here first, the group exists twice, which only splits its sums.
 uint32_t GroupBackend::flight_group(FlightRecord& record) const {
   int64_t index = flight_group_.load(std::memory_order_relaxed);
   if (index < 0) {
@@ -170,7 +170,7 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_segments(const at::T
 }
 
 c10::intrusive_ptr<ZeroCopyWork> find_zero_copy(const c10::intrusive_ptr<c10d::Work>& work) {
-  // c10's dynamic_intrusive_pointer_cast leaks what it cannot cast.
+  // c10's dynamic_intrusive_pointer_cast leaks on failure.
   auto* const zero_copy = dynamic_cast<ZeroCopyWork*>(work.get());
   return zero_copy ? c10::intrusive_ptr<ZeroCopyWork>::reclaim_copy(zero_copy) : nullptr;
 }

@@ -19,7 +19,7 @@ class FutureWork final : public c10d::Work {
   FutureWork(std::string what, std::shared_future<void> done) : what_(std::move(what)), done_(std::move(done)) {}
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
-    if (timeout != kNoTimeout) {  // the backends that jobs use have time-outs of their own
+    if (timeout != kNoTimeout) {  // the backends of jobs have their own timeouts
       TESSERA_CHECK(CommError, is_done_within(std::min(timeout, kLongestTimeout)), "{}: not done within {} ms", what_,
                     timeout.count());
     }
@@ -94,7 +94,7 @@ void JobThread::run(const RankContext& context) {
 void JobThread::finish(Job& job) {
   try {
     TESSERA_CHECK(CommError, failure_.empty(), "{}: {}", job.what, failure_);
-    std::exchange(job.run, nullptr)();  // its tensors are free before anyone is told
+    std::exchange(job.run, nullptr)();  // frees its tensors before waiters are notified
     job.done.set_value();
   } catch (const std::exception& failure) {
     if (failure_.empty()) {

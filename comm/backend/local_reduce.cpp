@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-constexpr int64_t kBlock = 1024;  // elements; the accumulators of a block stay in the first-level cache
+constexpr int64_t kBlock = 1024;  // elements, so that the accumulators of a block stay in the L1 cache
 
 template <typename T>
 constexpr bool is_complex = std::is_same_v<T, c10::complex<float>> || std::is_same_v<T, c10::complex<double>>;
@@ -21,7 +21,7 @@ constexpr bool is_complex = std::is_same_v<T, c10::complex<float>> || std::is_sa
 template <typename T>
 using Accumulator = std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>;
 
-// Signed overflow wraps, as it does in tensor arithmetic.
+// Signed overflow wraps, as in tensor arithmetic.
 template <typename T>
 using Wrapping = typename std::conditional_t<std::is_integral_v<T> && !std::is_same_v<T, bool>, std::make_unsigned<T>,
                                              std::type_identity<T>>::type;
@@ -50,7 +50,7 @@ struct Multiply {
   }
 };
 
-// A NaN is the smallest and the largest value, whichever side it comes from.
+// NaN propagates from either side.
 struct Minimum {
   template <typename A>
   A operator()(A a, A b) const {

@@ -32,7 +32,7 @@ void stream_copy(void* to, const void* from, size_t bytes) {
     }
   }
   std::memcpy(target, source, rest);
-  _mm_sfence();  // other threads may be told of the copy by an ordinary store
+  _mm_sfence();  // an ordinary store may then publish the copy to other threads
 }
 
 #else

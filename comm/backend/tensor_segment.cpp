@@ -14,8 +14,8 @@ namespace tessera {
 
 namespace {
 
-/// What a range and a part have in common: `bytes` from `at` on in the range, of which the tensor has the first
-/// `present`, at `data`.
+/// Overlap of a range with a segment: `bytes` from `at` on in the range. The tensor contains the first `present` of
+/// them, at `data`.
 struct Overlap {
   int64_t at;
   int64_t bytes;
@@ -42,7 +42,7 @@ Overlap find_overlap(const TensorSegment& part, const PartRange& range) {
   return {begin - range.begin, bytes, data, present};
 }
 
-/// Those of the parts, which are in order, that may have bytes of the range: a call looks at ranges of all its parts.
+/// Returns the segments, which are sorted, that may overlap the range. A call visits ranges of all its segments.
 std::span<const TensorSegment> parts_at(const std::vector<TensorSegment>& parts, const PartRange& range) {
   const int64_t item = item_bytes(range.dtype), end = range.begin + range.bytes;
   const auto first = std::ranges::partition_point(
@@ -62,14 +62,14 @@ void write_same(const std::vector<TensorSegment>& parts, const PartRange& range,
   }
 }
 
-/// By ATen's own kernel, which is vectorised for every pair of dtypes.
+/// Casts with ATen's kernel, which is vectorized for every pair of dtypes.
 void cast(char* to, at::ScalarType to_dtype, const char* from, at::ScalarType from_dtype, int64_t numel) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto source = at::from_blob(const_cast<char*>(from), {numel}, from_dtype);
   at::from_blob(to, {numel}, to_dtype).copy_(source);
 }
 
-/// Through a buffer that stays in the second-level cache, so that the cast costs no traffic of its own.
+/// Casts through a buffer that stays in the L2 cache, so that the cast causes no memory traffic.
 void write_cast(const std::vector<TensorSegment>& parts, at::ScalarType dtype, const PartRange& range, const char* from,
                 int64_t stream_from) {
   alignas(64) std::array<char, size_t{64} * 1024> buffer;

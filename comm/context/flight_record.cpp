@@ -26,7 +26,7 @@ int64_t now_ns() {
   return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Copies what fits, and ends it with 0.
+/// Copies a string, truncated to fit and null-terminated.
 template <size_t size>
 void copy_text(std::array<char, size>& to, std::string_view text) {
   const size_t length = std::min(text.size(), size - 1);
@@ -43,7 +43,7 @@ bool is_message(Collective kind) {
   return kind == Collective::Send || kind == Collective::Recv;
 }
 
-/// A group as it stands in files, which keep the last kGroupCapacity.
+/// Group in a file, which keeps the last kGroupCapacity.
 struct GroupText {
   uint64_t index = 0;
   int32_t rank = 0;
@@ -55,7 +55,7 @@ static_assert(sizeof(GroupText) == 256);
 
 }  // namespace
 
-/// What tools/doctor reads, too.
+/// Memory layout, which tools/doctor reads too.
 struct FlightRecord::Memory {
   std::array<char, 8> magic = {'T', 'S', 'F', 'L', 'I', 'G', 'H', 'T'};
   uint32_t version = 1;
@@ -104,7 +104,7 @@ uint32_t FlightRecord::add_group(FlightGroup group) {
 
 FlightEntry* FlightRecord::find(uint64_t number) {
   FlightEntry& entry = memory_->entries[number % kFlightCapacity];
-  return entry.number == number ? &entry : nullptr;  // null: the ring has gone round since
+  return entry.number == number ? &entry : nullptr;  // null: the ring has overwritten it
 }
 
 uint64_t FlightRecord::issue(const FlightEntry& call) {
@@ -182,12 +182,12 @@ void FlightRecord::keep_in(const std::string& path, int rank, int world_size) {
   const auto fail = [&](int error) {
     throw Error(fmt::format("the flight record of rank {}: {}: {}", rank, path, std::strerror(error)));
   };
-  unlink(path.c_str());  // rather than to cut it short under a record that lies there
+  unlink(path.c_str());  // instead of truncating it under a record that maps it
   const int file = above_standard(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (file < 0) {
     fail(errno);
   }
-  // Memory behind a file that the disk has no room for would end the process when it is written.
+  // Writing to memory of a file for which the disk has no room would kill the process.
   const int refused = posix_fallocate(file, 0, sizeof(Memory));
   void* const mapped =
       refused == 0 ? mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;

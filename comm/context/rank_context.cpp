@@ -13,7 +13,7 @@ struct ProcessState {
   std::atomic<detail::RankState*> current = owner.get();
 };
 
-// Never destroyed: a group's threads may still run while the process's statics end.
+// Never destroyed, because a group's threads may still run while the process's statics are destroyed.
 ProcessState& process_state() {
   static auto* const state = new ProcessState;
   return *state;

@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-// Elements [from_begin, +count) of one contiguous tensor to [to_begin, +count) of another; no version counter changes.
+// Copies elements [from_begin, +count) of one contiguous tensor to [to_begin, +count) of another. No version changes.
 void copy_part(const at::Tensor& to, int64_t to_begin, const at::Tensor& from, int64_t from_begin, int64_t count) {
   if (count == 0) {
     return;

@@ -36,34 +36,34 @@ namespace {
 using c10d::ProcessGroupGloo;
 using GlooWorkPtr = c10::intrusive_ptr<GlooWork>;
 
-// Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two. For two ranks, two
-// rounds send as many bytes, and each rank adds half of them.
+// Up to this size, an all_reduce sends whole tensors to all ranks, in one round of messages instead of two. For two
+// ranks, two rounds send as many bytes, and each rank adds half of them.
 constexpr int64_t kGlooOneRoundBytes = int64_t{64} * 1024;
 constexpr int64_t kGlooOneRoundBytesOfTwo = int64_t{1024} * 1024;
 
-// Of a larger one, pieces are reduced while others are gathered. Each message wakes threads on both sides, so smaller
-// pieces, and more at a time, take longer.
-constexpr int64_t kGlooPieceBytes = int64_t{2} * 1024 * 1024;  // of a rank's part
+// For larger tensors, pieces are reduced while others are gathered. Each message wakes threads on both sides, so
+// smaller pieces, or more at a time, take longer.
+constexpr int64_t kGlooPieceBytes = int64_t{2} * 1024 * 1024;  // per rank
 constexpr size_t kGlooPiecesInFlight = 2;
 
-// A collective's tag: of its number, a hash, and whether a thread launches it. That happens later than collectives of
-// higher numbers, at another time on each rank, so no other tag may be like it.
+// A collective's tag has its number, a hash, and whether a thread launches it. A thread launches later than collectives
+// with higher numbers, at a different time on each rank, so its tag must differ from all others.
 constexpr int kNumberBits = 7;
 constexpr int kHashBits = 22;
 static_assert(1 << (1 + kNumberBits + kHashBits) == kGlooMessageTags);
 
-/// Which launch of a group's, as all its ranks count.
+/// Number of a group's launch, counted equally on all ranks.
 struct LaunchNumber {
   uint64_t collective = 0;
   bool is_of_thread = false;
 };
 
-/// The tag of what one rank sends another in a collective, known to both if they agree on all that they must. Tags of
-/// ranks that do not agree differ, but for one case in four million.
+/// Returns the tag of one rank's data for another in a collective. Both compute it from everything on which they must
+/// agree. Tags of ranks that differ are different, except in one of four million cases.
 int make_tag(const CollectiveSignature& call, LaunchNumber number, size_t bytes) {
   const uint64_t what =
       static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.dtype);
-  const uint64_t whole = hash_combine(what, static_cast<uint64_t>(call.output));  // not only the bytes of a piece
+  const uint64_t whole = hash_combine(what, static_cast<uint64_t>(call.output));  // not just the bytes of a piece
   const uint64_t hash = hash_combine(hash_combine(0, whole), bytes) >> (64 - kHashBits);
   const uint64_t launch = number.collective % (1 << kNumberBits) << 1 | static_cast<uint64_t>(number.is_of_thread);
   return static_cast<int>(launch << kHashBits | hash);
@@ -77,10 +77,10 @@ void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
   }
 }
 
-/// Collectives as messages between each pair of ranks, also of no bytes: gloo's device thread receives straight into
-/// the outputs, which saves the worker thread and the staging copies of gloo's own collectives. gloo delivers by sender
-/// and tag, in order. It ends the process where more bytes come than are expected, and does not notice where fewer come
-/// or what they are for; so the tags of calls that do not belong together differ, and their ranks wait in vain.
+/// Implements collectives as messages between each pair of ranks, even empty ones: gloo's device thread receives
+/// directly into the outputs, which avoids the worker thread and staging copies of gloo's own collectives. gloo
+/// delivers by sender and tag, in order. It ends the process if more bytes arrive than expected, and does not detect
+/// fewer bytes or another purpose. Therefore calls that do not match have different tags, and their ranks time out.
 class GlooBackend final : public GroupBackend {
  public:
   GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo, c10::intrusive_ptr<c10d::Store> notes,
@@ -186,7 +186,7 @@ class GlooBackend final : public GroupBackend {
   }
 
  private:
-  /// For GlooWatch; messages have other tags.
+  /// Receives for GlooWatch; messages have other tags.
   std::vector<WorkPtr> probe_peers() {
     std::vector<WorkPtr> probes(static_cast<size_t>(getSize()));
     for (int peer = 0; peer < getSize(); ++peer) {
@@ -209,7 +209,7 @@ class GlooBackend final : public GroupBackend {
 
   LaunchNumber next_number() { return {.collective = collectives_++}; }
 
-  // Sends sent[r] to rank r and receives received[r] from it; not where these are undefined, and not for this rank.
+  // Sends sent[r] to rank r and receives received[r] from it, except undefined tensors and those for this rank.
   GlooWorkPtr exchange(const CollectiveSignature& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
                        const std::vector<at::Tensor>& received, std::function<void()> finish = {}) {
     const std::lock_guard lock(launch_mutex_);
@@ -241,7 +241,7 @@ class GlooBackend final : public GroupBackend {
     return c10::make_intrusive<GlooWork>(call, shared_info(), shared_, std::move(transfers), std::move(finish));
   }
 
-  // Sends sent[r] to rank r; output = the reduction of `own` and of what the others send, in the order of the ranks.
+  // Sends sent[r] to rank r, and reduces `own` and the received data into `output`, in rank order.
   GlooWorkPtr reduce_received(const CollectiveSignature& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
                               const at::Tensor& own, const at::Tensor& output) {
     std::vector<at::Tensor> received;
@@ -260,8 +260,8 @@ class GlooBackend final : public GroupBackend {
     return exchange(call, number, sent, received, std::move(finish));
   }
 
-  // Each piece is a reduce_scatter and an all_gather, which needs its result; the pieces overlap. wait() does not
-  // launch them: it would hang where ranks wait in different orders.
+  // Each piece is a reduce_scatter, followed by an all_gather of its result; pieces overlap. wait() does not launch
+  // them, because it would hang if ranks wait in different orders.
   WorkPtr all_reduce_in_pieces(const CollectiveSignature& call, const at::Tensor& tensor) {
     const LaunchNumber number{.collective = next_number().collective, .is_of_thread = true};
     return rounds_.push(fmt::format("{} on {}", describe(call), describe(info())), [this, call, number, tensor] {
@@ -299,7 +299,7 @@ class GlooBackend final : public GroupBackend {
     });
   }
 
-  /// Returns a part for each rank, equal but for the last ones.
+  /// Returns a part for each rank. All parts have the same size, except the last ones.
   std::vector<at::Tensor> divide(const at::Tensor& tensor) const {
     const int64_t numel = tensor.numel(), part = (numel + getSize() - 1) / getSize();
     std::vector<at::Tensor> parts;
@@ -313,12 +313,12 @@ class GlooBackend final : public GroupBackend {
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
   const std::shared_ptr<GlooShared> shared_;
   uint64_t collectives_ = 0;
-  // Messages may have a thread of their own, pieces do. Guards what follows and gloo_'s counters; nothing waits
-  // under it.
+  // Guards the following members and gloo_'s counters, because messages may use a separate thread, and pieces do. No
+  // thread waits while holding it.
   std::mutex launch_mutex_;
   GlooMessages messages_;
   uint64_t launches_ = 0;
-  GlooRounds rounds_;  // last: its thread uses the others
+  GlooRounds rounds_;  // last, because its thread uses the others
 };
 
 bool is_loopback(const std::string& address) {
@@ -333,7 +333,7 @@ std::shared_ptr<gloo::transport::Device> make_device(const std::string& master_a
                                   : ProcessGroupGloo::createDefaultDevice();
 }
 
-// gloo writes by writev, which ends a process whose peer has gone by a signal, where it should say so in an error.
+// gloo writes with writev. If the peer has gone, that ends the process by a signal instead of returning an error.
 void ignore_broken_pipes() {
   static const bool done = [] {
     struct sigaction action = {};
@@ -351,7 +351,7 @@ class MemberDied : public CommError {
   using CommError::CommError;
 };
 
-/// Throws MemberDied.
+/// Throws MemberDied if a member has died.
 void look_at_members(const GlooOptions& options, const HostProcess& own) {
   for (size_t rank = 0; rank < options.processes.size(); ++rank) {
     const HostProcess& process = options.processes[rank];
@@ -360,7 +360,7 @@ void look_at_members(const GlooOptions& options, const HostProcess& own) {
   }
 }
 
-/// gloo waits for a member that has died until the time-out; so all come here first. Throws MemberDied.
+/// Waits for all members, because gloo waits for a dead member until the timeout. Throws MemberDied.
 void await_members(const GlooOptions& options) {
   const GroupInfo& info = options.info;
   if (options.processes.empty()) {
@@ -377,8 +377,8 @@ void await_members(const GlooOptions& options) {
   wait_for_keys(*options.store, keys, info.timeout, [&] { look_at_members(options, own); });
 }
 
-/// gloo's constructor waits for a member that dies meanwhile until the time-out, so it has a thread, to which it is
-/// left then. Throws MemberDied, and what the constructor throws.
+/// Connects on a thread, because gloo's constructor waits for a member that dies until the timeout; the thread is then
+/// abandoned. Throws MemberDied, and the constructor's errors.
 c10::intrusive_ptr<ProcessGroupGloo> connect_members(const GlooOptions& options) {
   constexpr std::chrono::milliseconds kLookInterval(200);
   auto gloo_options = ProcessGroupGloo::Options::create(options.info.timeout);
@@ -411,13 +411,13 @@ void limit_silence_of(const std::map<int, std::string>& files) {
   limit_silence(sockets);
 }
 
-/// gloo says that a connection has ended, and not whose: throws where rank 0, which serves the store, has.
+/// Throws if rank 0, which serves the store, has gone. gloo reports that a connection has ended, but not whose.
 void find_ended_store(const GlooOptions& options) {
   try {
     options.store->check({"here"});
   } catch (const StoreEnded& ended) {
     throw CommError(fmt::format("connecting the ranks on {}: {}", describe(options.info), ended.what()));
-  } catch (const std::exception&) {  // gloo's own error is said
+  } catch (const std::exception&) {  // gloo's own error is reported instead
   }
 }
 

@@ -18,13 +18,13 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
-// A tag has 31 bits. Pieces are small enough for the number of their bytes to fit into it.
+// A tag has 31 bits. Pieces are small enough that the number of their bytes fits into it.
 constexpr int kPieces = kGlooMessageTags;
 constexpr int64_t kPieceBytes = int64_t{1} << 28;
 constexpr int kHeaderOfSender = kGlooMessageTags | (1 << 29);
 constexpr int kHeaderOfReceiver = kHeaderOfSender + 1;
 
-/// What the two ends must agree on, in the order of the entries.
+/// Returns the properties on which both ends must agree, in order.
 at::Tensor make_header(const CollectiveSignature& shape) {
   at::Tensor header = at::empty({3}, at::kLong);
   auto* const entries = header.mutable_data_ptr<int64_t>();
@@ -34,7 +34,7 @@ at::Tensor make_header(const CollectiveSignature& shape) {
   return header;
 }
 
-/// The call of the rank at the other end, of whose header this is.
+/// Returns the call of the rank at the other end, from its header.
 CollectiveSignature read_header(const at::Tensor& header, const CollectiveSignature& own, int own_rank) {
   const auto* const entries = header.const_data_ptr<int64_t>();
   CollectiveSignature peer = {
@@ -52,7 +52,7 @@ WorkPtr start(ProcessGroupGloo& gloo, bool sends, const at::Tensor& tensor, int 
 
 }  // namespace
 
-/// The messages from one rank to another of which this rank is the first or the second.
+/// Messages from one rank to another; this rank is one of them.
 class GlooMessages::Channel {
  public:
   Channel(std::shared_ptr<const GroupInfo> info, std::shared_ptr<GlooShared> shared,
@@ -69,7 +69,7 @@ class GlooMessages::Channel {
     CollectiveSignature shape;
     at::Tensor peer_header;
     WorkPtr peer_header_here = {};
-    std::vector<WorkPtr> others = {};  // the own header, and the pieces
+    std::vector<WorkPtr> others = {};  // this rank's header, and the pieces
     bool is_agreed = false;
   };
 
@@ -80,7 +80,7 @@ class GlooMessages::Channel {
   const std::shared_ptr<const GroupInfo> info_;
   const std::shared_ptr<GlooShared> shared_;
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
-  // All that are not known to be done. One that failed is among them: gloo may still write to its tensor.
+  // All messages that may be incomplete. A failed one is included, because gloo may still write to its tensor.
   std::deque<Message> open_;
   uint64_t first_open_ = 0;
   std::string mismatch_;
@@ -118,7 +118,7 @@ void GlooMessages::Channel::wait(uint64_t number, std::chrono::milliseconds time
   Message& message = open_[number - first_open_];
   timeout = resolve_timeout(timeout, *info_);
   try {
-    // Those before it too: its bytes may have gone to one of them, if the ends of that did not fit.
+    // Also checks earlier messages: bytes of this one may have gone to one of them if its ends did not match.
     for (uint64_t i = first_open_; i <= number && mismatch_.empty(); ++i) {
       agree(open_[i - first_open_], timeout);
     }
@@ -131,7 +131,7 @@ void GlooMessages::Channel::wait(uint64_t number, std::chrono::milliseconds time
   if (!mismatch_.empty()) {
     raise(message, mismatch_);
   }
-  // A connection moves bytes in the order of the launches. So those before it are done too, also what nobody waits for.
+  // A connection moves bytes in the order of launches, so earlier messages are done too, including dropped ones.
   for (; first_open_ <= number; ++first_open_) {
     open_.pop_front();
   }

@@ -29,7 +29,7 @@ std::string GlooNotes::compare(uint64_t number, const CollectiveSignature& own, 
     const std::string theirs = store_->get_to_str(key(peer));
     return theirs == describe(own) ? ""
                                    : fmt::format("; rank {} called {}", info.ranks[static_cast<size_t>(peer)], theirs);
-  } catch (const std::exception&) {  // the collective's error is said without it
+  } catch (const std::exception&) {  // the collective's error is reported without the note
     return {};
   }
 }

@@ -97,7 +97,7 @@ void GlooWatch::check_members(const std::string& call, const GroupInfo& info, in
   if (members_.empty()) {
     return;
   }
-  // Of a process that ends, the connections end first.
+  // When a process ends, its connections end first.
   for (int look = 0; look < kLooks && members_.at(static_cast<size_t>(peer)).host == own_.host && !has_died(peer);
        ++look) {
     std::this_thread::sleep_for(kPause);

@@ -16,7 +16,7 @@ void DroppedTransfers::keep(std::list<GlooTransfers>& transfers) noexcept {
 }
 
 void DroppedTransfers::free_before(uint64_t launch) {
-  std::list<GlooTransfers> freed;  // after the lock
+  std::list<GlooTransfers> freed;  // freed after unlocking
   const std::lock_guard lock(mutex_);
   for (auto entry = kept_.begin(); entry != kept_.end();) {
     const auto next = std::next(entry);
@@ -67,7 +67,7 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
 }
 
 bool GlooWork::wait_once(GlooTransfers::Transfer& transfer, Clock::time_point deadline) {
-  constexpr std::chrono::milliseconds kShortest(1);  // 0 would be gloo's own
+  constexpr std::chrono::milliseconds kShortest(1);  // 0 would mean gloo's default
   bool is_done = false;
   try {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
@@ -99,7 +99,7 @@ void GlooWork::look_for_lost(Clock::time_point deadline) {
   }
 }
 
-// Not only at a time-out: the peer's, which may be a moment earlier, closes the connection.
+// Not only at this rank's timeout: the peer's timeout, which may be slightly earlier, closes the connection.
 void GlooWork::raise(const std::exception& failure, int peer) const {
   shared_->watch.check_members(describe(call_), *info_, peer);
   const auto error = gloo_error(describe(call_), *info_, failure, peer);

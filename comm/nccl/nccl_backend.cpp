@@ -28,12 +28,12 @@ using NcclPtr = c10::intrusive_ptr<ProcessGroupNCCL>;
 
 class NcclBackend final : public GroupBackend {
  public:
-  /// `scatter` is for reduce-scatters; null: as all others.
+  /// `scatter` is for reduce-scatters; null: use `nccl` for all.
   NcclBackend(GroupInfo info, c10::Device device, NcclPtr nccl, NcclPtr scatter)
       : GroupBackend(std::move(info)), device_(device), nccl_(std::move(nccl)), scatter_(std::move(scatter)) {}
 
-  /// shutdown() waits for what is in flight, and while it does libtorch's watchdog cannot end it. So not where peers
-  /// may never join: after a failure, and while an exception ends what holds the group.
+  /// shutdown() waits for work in flight, and meanwhile libtorch's watchdog cannot abort it. Therefore it is skipped if
+  /// peers may never join: after a failure, and if an exception destroys the group's owner.
   ~NcclBackend() override {
     try {
       const bool gives_up = std::uncaught_exceptions() > 0 || has_failed();
@@ -56,7 +56,7 @@ class NcclBackend final : public GroupBackend {
     check("all_gather input", input);
     check_all_gather(output, input, getSize());
     at::AutoDispatchBelowADInplaceOrView guard;
-    at::Tensor to = flat_bytes(output), from = flat_bytes(input);  // NCCL does not know all dtypes
+    at::Tensor to = flat_bytes(output), from = flat_bytes(input);  // NCCL does not support all dtypes
     return launch("all_gather", input.numel() == 0, [&] { return nccl_->_allgather_base(to, from, options); });
   }
 
@@ -157,7 +157,7 @@ class NcclBackend final : public GroupBackend {
     return launch(what, empty, nccl_, std::forward<Launch>(start));
   }
 
-  /// `finish`: what is left to do in wait().
+  /// `finish` is the remaining work for wait().
   template <typename Launch>
   WorkPtr launch(const char* what, bool empty, const NcclPtr& nccl, Launch&& start,
                  std::function<void()> finish = nullptr) {
@@ -187,8 +187,8 @@ NcclPtr make_communicator(const NcclBackendOptions& options, c10::intrusive_ptr<
                                                std::move(nccl_options));
 }
 
-/// ProcessGroupNCCL::Options holds NCCL's configuration by value: with another version's header its constructor, in
-/// libtorch, would write past the end of what is allocated here.
+/// ProcessGroupNCCL::Options contains NCCL's configuration by value. With another version's header, its constructor in
+/// libtorch would write past the end of the memory allocated here.
 void check_header() {
   const uint64_t built = torch::cuda::nccl::version();
   const auto own = (uint64_t{NCCL_MAJOR} << 32) | (uint64_t{NCCL_MINOR} << 16) | NCCL_PATCH;
@@ -227,7 +227,7 @@ DeviceReport report_devices(int local_rank, int wish) {
       report.devices.push_back(device_uuid(device));
     }
     report.reason = report.devices.empty() ? cuda::no_device_message() : "";
-  } catch (const StateError& failure) {  // for all ranks to know
+  } catch (const StateError& failure) {  // reported to all ranks
     report.devices.clear();
     report.reason = failure.what();
   }

@@ -19,7 +19,7 @@ void set_default(const char* name, const std::string& value) {
   setenv(name, value.c_str(), /*overwrite=*/0);
 }
 
-/// A user's name for the host stays; that of the process that started this one does not.
+/// Keeps a user's host name, but not one inherited from the process that started this one.
 void be_a_host_of_its_own() {
   constexpr const char* kName = "NCCL_HOSTID";
   constexpr std::string_view kPrefix = "tessera process ";
@@ -42,7 +42,7 @@ void set_nccl_environment(const std::string& flight_record_prefix) {
   if (!is_set("TORCH_NCCL_ASYNC_ERROR_HANDLING") && !is_set("NCCL_ASYNC_ERROR_HANDLING")) {
     constexpr const char* kAbortOnly = "2";
     set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", kAbortOnly);
-    // Else libtorch's monitor ends the process some minutes after the first time-out, though all was aborted.
+    // Otherwise libtorch's monitor ends the process minutes after the first timeout, although everything was aborted.
     set_default("TORCH_NCCL_ENABLE_MONITORING", "0");
   }
   set_default("TORCH_NCCL_DUMP_ON_TIMEOUT", "1");

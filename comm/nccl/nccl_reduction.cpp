@@ -17,7 +17,7 @@ namespace tessera {
 
 namespace {
 
-/// What NCCL can add up: complex numbers as pairs.
+/// Returns a tensor that NCCL can reduce: complex numbers become pairs.
 at::Tensor as_reducible(const char* place, const at::Tensor& tensor, ReduceOp op) {
   if (tensor.is_complex() && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
     return flat_elements(at::view_as_real(tensor));
@@ -43,14 +43,14 @@ bool drops_nan(const at::Tensor& output, ReduceOp op) {
   return (op == ReduceOp::Min || op == ReduceOp::Max) && output.is_floating_point() && output.numel() != 0;
 }
 
-/// The elements in equal parts, each with its flags behind it.
+/// Returns the elements in equal parts, each followed by its flags.
 at::Tensor with_flags(const at::Tensor& flat, int64_t parts, ReduceOp op) {
   const at::Tensor values = flat.view({parts, flat.numel() / parts});
   const at::Tensor flags = values.isnan().to(flat.scalar_type());
   return at::cat({values, op == ReduceOp::Max ? flags : flags.neg()}, 1).flatten();
 }
 
-/// Their memory is that of the stream that issued the reduction, which may be another one.
+/// Keeps the memory, which belongs to the stream that issued the reduction, for the current stream.
 void keep_for_current_stream(const at::Tensor& tensor) {
   if (has_streams(tensor.device().type())) {
     tensor.record_stream(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));

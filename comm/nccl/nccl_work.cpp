@@ -45,7 +45,7 @@ bool NcclWork::isCompleted() {
   if (is_completed && finish_) {
     try {
       wait();
-    } catch (const CommError&) {  // completed, but no success; wait() tells why
+    } catch (const CommError&) {  // completed without success; wait() reports why
     }
   }
   return is_completed;

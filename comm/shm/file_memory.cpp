@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kNamePrefix = "tessera_";
 
-/// What the system calls an open file: "/memfd:tessera_arena (deleted)" one that in_memory() made.
+/// Returns the system's name of an open file; for in_memory(), "/memfd:tessera_arena (deleted)".
 std::string file_name(const FileDescriptor& file) {
   std::array<char, 256> name{};
   const auto size = readlink(file.path().c_str(), name.data(), name.size());
@@ -52,7 +52,7 @@ FileDescriptor FileDescriptor::in_memory(const std::string& label) {
   return file;
 }
 
-// O_PATH finds a file and does not open it: to open a device or a pipe may do something by itself.
+// O_PATH finds a file without opening it, because opening a device or a pipe may have side effects.
 FileDescriptor FileDescriptor::open_own(const std::string& what, const std::string& path) {
   const FileDescriptor place(above_standard(::open(path.c_str(), O_PATH | O_CLOEXEC)));
   struct stat status {};

@@ -14,14 +14,14 @@ namespace tessera {
 
 namespace {
 
-/// Below it a copy costs less than a block.
+/// Below this size a copy costs less than a block.
 constexpr size_t kFromBytes = size_t{64} * 1024;
 
-/// Without a destructor: threads allocate until their very end, and models may end in another thread.
+/// Without a destructor, because threads allocate until they end, and models may be destroyed in another thread.
 struct WantedSizes {
   std::array<size_t, SharedGradientSizes::kMostSizes> bytes;
   size_t count;
-  int backward;  // libtorch's number of it: one that throws ends without end()
+  int backward;  // libtorch's id; a backward that throws ends without end()
 };
 thread_local WantedSizes wanted = {};
 
@@ -31,10 +31,10 @@ bool is_wanted(size_t bytes) {
          torch::autograd::get_current_graph_task_id() == wanted.backward;
 }
 
-/// Of the allocator that was there before.
+/// Deleter of the previous allocator.
 c10::DeleterFnPtr next_deleter = nullptr;
 
-/// oneDNN asks for memory by raw_allocate(), and gives back the address alone.
+/// For raw_allocate() as used by oneDNN, which passes back only the address.
 void free_raw(void* data) {
   if (!free_shared_block(data)) {
     next_deleter(data);
@@ -50,7 +50,7 @@ class GradientAllocator final : public c10::Allocator {
       try {
         return shared_block(static_cast<int64_t>(bytes));
       } catch (const CommError&) {
-        wanted.count = 0;  // the system has no more of it: gradients are copied
+        wanted.count = 0;  // shared memory is exhausted: gradients are copied
       }
     }
     return next_.allocate(bytes);
@@ -66,7 +66,7 @@ class GradientAllocator final : public c10::Allocator {
 }  // namespace
 
 void enable_shared_gradients() {
-  // Never destroyed: storages refer to it until the process ends.
+  // Never destroyed, because storages refer to it until the process ends.
   static const auto* const allocator = [] {
     auto* const made = new GradientAllocator(*c10::GetAllocator(c10::kCPU));
     c10::SetAllocator(c10::kCPU, made);

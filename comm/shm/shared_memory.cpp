@@ -27,11 +27,11 @@ namespace {
 
 struct Block;
 
-/// Of a block; its tensor begins behind.
+/// Head of a block, before its tensor.
 struct BlockHead {
   std::atomic<uint32_t> lives;
-  std::atomic<uint32_t> use;  // counts from 0
-  Block* block;               // in the process whose it is, and in its children after fork()
+  std::atomic<uint32_t> use;  // starts at 0
+  Block* block;               // valid in the owning process, and in its children after fork()
 };
 constexpr int64_t kHeadBytes = ShmLayout::kPage;
 
@@ -39,7 +39,7 @@ BlockHead& block_head(const FileMapping& block) {
   return *reinterpret_cast<BlockHead*>(block.base());
 }
 
-/// Behind the storage of a shared tensor.
+/// Owner of a shared tensor's memory.
 struct Block {
   int owner;  // pid
   int file;
@@ -62,7 +62,7 @@ char* block_data(const Block& block) {
   return block.memory.base() + kHeadBytes;
 }
 
-/// Whose tensors' memory begins at `data`.
+/// Returns the block whose tensor memory begins at `data`.
 Block* find_block(void* data) {
   return reinterpret_cast<BlockHead*>(static_cast<char*>(data) - kHeadBytes)->block;
 }
@@ -71,17 +71,16 @@ int64_t block_size(int64_t bytes) {
   return ShmLayout::round_up(kHeadBytes + bytes, ShmLayout::kMapAlignment);
 }
 
-/// The file of this process, and its blocks that are free: never closed, since tensors may be freed after the statics'
-/// end.
+/// This process's file and its free blocks. Never closed, because tensors may be freed after statics are destroyed.
 class OwnFile {
  public:
-  /// A new block.
+  /// Makes a new block.
   OwnedBlock make(int64_t bytes) {
     const std::lock_guard lock(mutex_);
     return make_locked(bytes);
   }
 
-  /// A free block of the size, or a new one.
+  /// Returns a free block of the size, or a new one.
   OwnedBlock acquire(int64_t bytes) {
     const std::lock_guard lock(mutex_);
     forget_parents();
@@ -99,14 +98,14 @@ class OwnFile {
     return block;
   }
 
-  /// Whether it is the memory of a block that was acquired, by this process or by a parent before fork().
+  /// Returns whether this is the memory of a block acquired by this process, or by a parent before fork().
   bool is_acquired(const void* data) {
     const std::lock_guard lock(mutex_);
     return used_.contains(data);
   }
 
   void release(OwnedBlock block) {
-    std::vector<OwnedBlock> surplus;  // whose memory goes back without the lock
+    std::vector<OwnedBlock> surplus;  // returned to the system after unlocking
     const std::lock_guard lock(mutex_);
     used_.erase(block_data(*block));
     if (block->owner != getpid() || block->owner != owner_) {
@@ -134,7 +133,7 @@ class OwnFile {
 
   static OwnFile& get() {
     static auto* const file = [] {
-      // A thread may fork while another one is in here: the child's lock is not to stay locked.
+      // A thread may fork while another one is here; the child's lock must not stay locked.
       pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
       return new OwnFile();
     }();
@@ -142,7 +141,7 @@ class OwnFile {
   }
 
  private:
-  /// After fork() the parent's file goes on without this process.
+  /// Detaches from the parent's file after fork().
   void forget_parents() {
     if (owner_ != getpid()) {
       owner_ = getpid();
@@ -170,8 +169,8 @@ class OwnFile {
   int owner_ = -1;
   FileDescriptor file_;
   int64_t end_ = 0;
-  std::deque<OwnedBlock> free_;           // the longest free first
-  std::unordered_set<const void*> used_;  // data of those that were taken
+  std::deque<OwnedBlock> free_;           // longest free first
+  std::unordered_set<const void*> used_;  // data of acquired blocks
   int64_t free_bytes_ = 0, used_bytes_ = 0, most_used_ = 0;
 };
 
@@ -179,7 +178,7 @@ void release(void* data) noexcept {
   ReleaseBlock()(find_block(data));
 }
 
-/// As libtorch's CPU allocator tells profilers of memory.
+/// Reports an allocation to memory profilers, like libtorch's CPU allocator.
 void report_block(void* data, int64_t bytes) {
   if (c10::memoryProfilingEnabled()) {
     c10::reportMemoryUsageToProfiler(data, bytes, /*total_allocated=*/0, /*total_reserved=*/0, c10::kCPU);
@@ -192,7 +191,7 @@ void recycle(void* data) noexcept {
   OwnFile::get().release(std::move(block));
 }
 
-/// As libtorch's allocators make it: what owns the memory is where it begins (c10::Allocator::raw_allocate).
+/// Makes a pointer like libtorch's allocators: the context is the address itself (c10::Allocator::raw_allocate).
 at::DataPtr make_data_ptr(OwnedBlock block, c10::DeleterFnPtr deleter) {
   void* const data = block_data(*block.release());
   return {data, data, deleter, c10::kCPU};

@@ -21,7 +21,7 @@ struct ShmArena::Failure {
   char text[ShmLayout::kFailureBytes - 8];
 };
 
-// All of the memory's contents are zero at first, which is also the atomics' first value.
+// All memory is initially zero, which is also the initial value of the atomics.
 ShmArena::ShmArena(ShmLayout layout, const FileDescriptor& file, int64_t offset)
     : layout_(layout), memory_(file, offset, layout.total_bytes()) {}
 

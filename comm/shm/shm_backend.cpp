@@ -24,13 +24,13 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr const char* kArenaKey = "arena";
-/// In the place of an address.
+/// Replaces an address.
 constexpr const char* kNone = "none";
 constexpr const char* kJoined = "joined";
 
 class ShmWork final : public ZeroCopyWork {
  public:
-  /// `done`: when wait() returns.
+  /// `done` is the stage at which wait() returns.
   ShmWork(std::shared_ptr<ShmGroup> group, uint64_t number, ShmGroup::Stage done)
       : group_(std::move(group)), number_(number), done_(done) {}
 
@@ -57,8 +57,8 @@ class ShmWork final : public ZeroCopyWork {
   const ShmGroup::Stage done_;
 };
 
-/// An exposed input is gathered three times as fast from 64 KiB to 1 MiB, where all stays in the cache, and by a fifth
-/// at 16 MiB. Below it there is little to save, and its owner waits for the readers.
+/// Zero-copy is three times as fast from 64 KiB to 1 MiB, where all data stays in the cache, and a fifth faster at 16
+/// MiB. Below, it saves little, and the owner must wait for the readers.
 constexpr int64_t kZeroCopyFromBytes = int64_t{64} * 1024;
 
 bool is_worth_zero_copy(int64_t numel, at::ScalarType dtype) {
@@ -76,7 +76,7 @@ class ShmBackend final : public CollectiveCallBackend {
     if (is_worth_zero_copy(numel, dtype)) {
       try {
         return shared_zeros(numel, dtype);
-      } catch (const CommError& error) {  // of this rank alone; the others copy what it does not expose
+      } catch (const CommError& error) {  // only on this rank; the others copy inputs that it does not expose
         TORCH_WARN_ONCE("shards of this rank are not in shared memory, so gathers of them copy once more: ",
                         error.what());
       }
@@ -112,8 +112,8 @@ std::string left_key(int rank) {
   return fmt::format("left/{}", rank);
 }
 
-/// How the members of a group find its memory: rank 0 says where it is, then everyone says whether they have it, and
-/// that they need the store no more.
+/// Protocol by which members find the group's memory: rank 0 publishes its address, then all report whether they have
+/// mapped it, and that they no longer need the store.
 class Rendezvous {
   using Clock = std::chrono::steady_clock;
 
@@ -154,8 +154,8 @@ class Rendezvous {
     return std::move(*arena);
   }
 
-  // Rank 0 of the default group, in whose process the store may be, returns after the others: it may be about to end.
-  // It does not wait for those that have died, and no longer than the set-up may take.
+  // Rank 0 of the default group, whose process may serve the store, returns last, because it may be about to end. It
+  // does not wait for dead ranks, nor longer than the setup's timeout.
   void leave_in_order() noexcept {
     const bool serves = info_.ranks[info_.rank] == 0;
     for (int rank = 0; rank < info_.size(); ++rank) {
@@ -165,7 +165,7 @@ class Rendezvous {
         } else if (serves && rank != info_.rank) {
           wait_for(left_key(rank), rank);
         }
-      } catch (const std::exception&) {  // what failed before is said, and what fails later will be
+      } catch (const std::exception&) {  // earlier failures are already reported, and later ones will be
       }
     }
   }
@@ -181,7 +181,7 @@ class Rendezvous {
     }
   }
 
-  // Who else can write to the store is not to choose which file this rank opens.
+  // Writers to the store must not be able to choose which file this rank opens.
   ShmArena attach() {
     const std::string address = wait_for(kArenaKey, 0);
     const std::string files = fmt::format("/proc/{}/fd/", options_.processes[0].pid);
@@ -193,7 +193,7 @@ class Rendezvous {
     return ShmArena::attach({.ranks = info_.size()}, address);
   }
 
-  /// The value that `rank` of the group sets. Throws CommError if it does not come in time, or dies.
+  /// Returns the value that `rank` of the group sets. Throws CommError if it does not arrive in time, or the rank dies.
   std::string wait_for(const std::string& key, int rank) {
     const auto look = [&] {
       // A rank that has just ended may have set it before.

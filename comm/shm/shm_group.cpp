@@ -21,11 +21,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// About 50 us: longer than a small collective takes, shorter than would matter to another process.
+// About 50 us: longer than a small collective takes, but too short to matter to another process.
 constexpr int kSpins = 2000;
-// A sleeping rank looks after its peers this often; where a call of another group is open it may have to move that.
+// Interval at which a sleeping rank checks its peers. With an open call in another group, it may have to advance that.
 constexpr milliseconds kSleep(50), kSleepWithOtherGroups(1);
-// How often it asks the system whether they still run.
+// Interval at which it asks the system whether peers still run.
 constexpr milliseconds kLookInterval(200);
 
 void spin_once() {
@@ -36,15 +36,15 @@ void spin_once() {
 #endif
 }
 
-/// The groups of this process; never destroyed, as groups may be after the statics' end.
+/// Groups of this process. Never destroyed, because groups may outlive statics.
 struct Registry {
   const pid_t process = getpid();
   std::mutex mutex;
   std::vector<ShmGroup*> groups;
 };
 
-/// A child after fork() begins with none: its parent's groups are not its own, and a thread that it does not have may
-/// hold the mutex.
+/// Returns the registry. A child after fork() starts with an empty one: it does not own its parent's groups, and a
+/// thread that it does not have may hold the mutex.
 Registry& registry() {
   static std::atomic<Registry*> current = nullptr;
   Registry* known = current.load();
@@ -89,7 +89,7 @@ ShmGroup::Members ShmGroup::all_members(const GroupInfo& info) {
 
 ShmGroup::~ShmGroup() {
   if (process_ != getpid()) {
-    return;  // the parent goes on
+    return;  // the parent still uses it
   }
   end_zero_copy();
   {
@@ -97,7 +97,7 @@ ShmGroup::~ShmGroup() {
     std::erase(registry().groups, this);
   }
   if (whole_) {
-    return;  // the rank has not left before that one goes
+    return;  // the rank leaves when that one is destroyed
   }
   arena_.control(members_.own).left.store(1);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -118,14 +118,14 @@ void ShmGroup::end_zero_copy() noexcept {
         return;
       }
       if (std::uncaught_exceptions() > 0 || Clock::now() >= deadline) {
-        // Who reads it later must know that it may have been written again.
+        // A later reader must learn that the input may have been overwritten.
         whole_arena().fail(fmt::format("rank {} has ended the group before its input was read by rank(s) [{}]",
                                        info_->ranks[info_->rank], global_ranks(readers)));
         return;
       }
       sleep(lock);
     }
-  } catch (const std::exception&) {  // who reads it later has an error
+  } catch (const std::exception&) {  // later readers get an error
   }
 }
 
@@ -151,7 +151,7 @@ bool ShmGroup::is_over(uint64_t number, Stage stage) {
     return true;
   }
   const bool has_fault = !find_fault(Clock::now()).empty();
-  return !queue_.advance() && has_fault;  // what the others did before they left counts
+  return !queue_.advance() && has_fault;  // data that ranks posted before they left counts
 }
 
 void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
@@ -171,7 +171,7 @@ void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
     deadline = deadline == Clock::time_point::max() ? now + timeout : deadline;
     const std::string fault = find_fault(now);
     if (queue_.advance()) {
-      continue;  // what the others did before they left
+      continue;  // posted before the ranks left
     }
     if (!fault.empty()) {
       raise(number, fault);
@@ -210,7 +210,7 @@ void ShmGroup::sleep(std::unique_lock<std::mutex>& lock) {
   own.awaits.store(0);
 }
 
-/// Asks who is missing once more when it is known who `is_gone`: one may have done its part meanwhile, and then gone.
+/// Checks again which ranks are missing once `is_gone` is known: one may have done its part before it left.
 template <class IsGone>
 std::vector<int> ShmGroup::missing_who(IsGone is_gone) {
   std::vector<int> gone = queue_.missing();
@@ -250,12 +250,12 @@ void ShmGroup::raise(uint64_t number, const std::string& reason) {
   failure_ = reason;
   queue_.stop();
   if (queue_.exposes_inputs()) {
-    record(number, reason);  // who reads the input later must know that it may have been written again
+    record(number, reason);  // a later reader must learn that the input may have been overwritten
   }
   throw CommError(fmt::format("{} on {}: {}", describe(queue_.shape(number)), describe(*info_), reason));
 }
 
-// Whether any of them has an open call. A group that another thread is just using needs no help.
+// Returns whether any of them has an open call. Skips a group that another thread is using.
 bool ShmGroup::advance_other_groups() {
   bool any_is_open = false;
   std::lock_guard lock(registry().mutex);

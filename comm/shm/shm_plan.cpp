@@ -6,7 +6,7 @@ namespace tessera {
 
 namespace {
 
-// Up to here an all_reduce is one round: a second one costs more than reducing everything on every rank.
+// Up to this size, an all_reduce has one round, because a second one costs more than reducing everything on every rank.
 constexpr int64_t kShmOneRoundBytes = int64_t{32} * 1024;
 
 int64_t steps_for(int64_t bytes, int64_t chunk) {
@@ -30,7 +30,7 @@ ShmPhase plan_broadcast(int64_t bytes, int root, int rank, int64_t ranks) {
   return phase;
 }
 
-// The sender is rank 0 of a message's memory, the receiver rank 1; each plans by its own tensor.
+// The sender is rank 0 of a message's memory, and the receiver rank 1. Each plans according to its own tensor.
 ShmPhase plan_message(int64_t sent, int64_t received) {
   return {.steps = steps_for(std::max(sent, received), ShmLayout::kSlotBytes),
           .sent = {{0, sent}},
@@ -56,7 +56,7 @@ ShmPhase plan_reduce_scatter(int64_t part, const ShmLayout& layout) {
   return phase;
 }
 
-// A reduce_scatter of parts in place, then an all_gather of them; the last parts may be shorter, or empty.
+// Returns an in-place reduce_scatter, then an all_gather; the last parts may be shorter, or empty.
 c10::SmallVector<ShmPhase, 1> plan_reduce_and_gather(int64_t numel, int64_t item, int rank, const ShmLayout& layout) {
   const int64_t part = (numel + layout.ranks - 1) / layout.ranks * item, total = numel * item;
   c10::SmallVector<ByteRange, 4> parts;

@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-// An output of this size is larger than a rank's share of any cache.
+// Larger outputs exceed a rank's share of any cache.
 constexpr int64_t kStreamBytes = int64_t{16} * 1024 * 1024;
 
 char* data_or_null(const at::Tensor& tensor) {
@@ -49,7 +49,7 @@ uint64_t ShmQueue::push(CollectiveCall call) {
 bool ShmQueue::advance() {
   bool has_moved = false;
   while (!is_stuck()) {
-    // In turns, so that the ranks work on the same few slots while those are in the cache.
+    // Alternates, so that the ranks use the same few slots while these are in the cache.
     const bool has_put = put(), has_taken = take();
     if (!has_put && !has_taken) {
       break;
@@ -77,7 +77,7 @@ bool ShmQueue::put() {
   return true;
 }
 
-// Moves the cursor over phases and calls of which all is put.
+// Advances the cursor past phases and calls that are completely sent.
 bool ShmQueue::find_phase_to_put() {
   while (put_cursor_.operation < operations_.size()) {
     const Operation& operation = operations_[put_cursor_.operation];
@@ -151,7 +151,7 @@ void ShmQueue::finish_first() {
       put_cursor_.operation == 0 ? Cursor{} : Cursor{put_cursor_.operation - 1, put_cursor_.phase, put_cursor_.step};
 }
 
-/// Returns whether any was; lets go of their inputs.
+/// Releases the inputs of calls that have been read, and returns whether there were any.
 bool ShmQueue::drop_read() {
   const auto unread =
       std::ranges::find_if(exposed_, [&](const ExposedCall& call) { return !progress_.have_all_taken(call.end); });

@@ -1,4 +1,4 @@
-// How a step's pieces move, by the slots or from where a peer has them. Which step is next, is in shm_queue.cpp.
+// Moves a step's pieces, by slots or in place. shm_queue.cpp chooses the next step.
 
 #include <algorithm>
 #include <atomic>
@@ -13,18 +13,18 @@ namespace tessera {
 
 namespace {
 
-// The lines of a slot are in the cache of the core that has read it last. A store that takes them over one by one costs
-// ten times one past the cache, but for a few of them.
+// A slot's cache lines are in the cache of the core that read it last. Taking them over one by one is ten times as slow
+// as bypassing the cache, except for a few lines.
 constexpr int64_t kStreamSlotBytes = 1024;
-// A piece of a reduce_scatter that is smaller is always in the slot, so that small calls have nothing to look at.
+// Smaller pieces of a reduce_scatter always use the slot, so that small calls need no lookup.
 constexpr int64_t kZeroCopyPieceBytes = int64_t{16} * 1024;
 
-/// Of a rank's flat elements, as parts count them; `range` and `piece` are as in a tensor of all ranks.
+/// Returns the range of rank `rank` in the numbering of segments; `range` and `piece` are as in a tensor of all ranks.
 PartRange piece_range(const CollectiveSignature& shape, int rank, const ByteRange& range, const ByteRange& piece) {
   return {.dtype = shape.dtype, .rank = rank, .begin = piece.begin - range.begin, .bytes = piece.bytes};
 }
 
-/// Whether a piece's slot says where the piece is: known to the rank that sends it and to the one that takes it.
+/// Returns whether a piece's slot has the location of the piece. Known to its sender and receiver.
 bool has_piece_place(const CollectiveSignature& shape, const ByteRange& piece) {
   return shape.kind == Collective::ReduceScatter && piece.bytes >= kZeroCopyPieceBytes;
 }
@@ -49,7 +49,7 @@ void ShmQueue::put_pieces(Operation& operation, const ShmPhase& phase) {
   }
 }
 
-// This rank's own piece too where it lies in several tensors of parts: own_piece() wants it in one.
+// Also sends this rank's own piece if it spans several tensors of segments, because own_piece() needs one tensor.
 void ShmQueue::put_piece(Operation& operation, const ShmPhase& phase, int to) {
   const char* const source = phase.from_output ? operation.output : operation.input;
   const ByteRange piece = phase.sent[to].piece(put_cursor_.step, phase.chunk);
@@ -75,7 +75,7 @@ void ShmQueue::put_piece(Operation& operation, const ShmPhase& phase, int to) {
   }
 }
 
-// What a rank sends to itself goes to its place at once.
+// Copies this rank's data for itself directly to its destination.
 void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
   const char* const source = phase.from_output ? operation.output : operation.input;
   const ByteRange from = phase.sent_to(rank_).piece(put_cursor_.step, phase.chunk);
@@ -88,7 +88,7 @@ void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
   }
 }
 
-/// Finds the inputs that peers have exposed.
+/// Finds the inputs that peers exposed.
 bool ShmQueue::find_exposed_inputs(Operation& operation) {
   for (int peer = 0; peer < ranks_; ++peer) {
     const auto place = peer == rank_ ? std::nullopt : read_exposed(arena_.slot(peer, progress_.taken()));
@@ -105,8 +105,8 @@ bool ShmQueue::find_exposed_inputs(Operation& operation) {
   return fault_.empty();
 }
 
-/// Returns whether what was read was still what the peers had exposed. An owner with an error, such as a time-out, may
-/// write its input again, and has recorded a failure before.
+/// Returns whether the data was still valid when it was read. An owner with an error, such as a timeout, may overwrite
+/// its input after it has recorded a failure.
 bool ShmQueue::check_zero_copy_reads() {
   if (zero_copy_reads_.empty()) {
     return fault_.empty();
@@ -116,7 +116,7 @@ bool ShmQueue::check_zero_copy_reads() {
       fault_ = "a peer has ended the group before its input was read";
     }
   }
-  std::atomic_thread_fence(std::memory_order_acquire);  // the reads come first
+  std::atomic_thread_fence(std::memory_order_acquire);  // orders the reads before the check
   if (fault_.empty() && arena_.has_failed()) {
     const std::string failure = arena_.failure();
     fault_ = failure.empty() ? "a rank has failed before all inputs were read" : failure;
@@ -175,7 +175,7 @@ const void* ShmQueue::own_piece(const Operation& operation, const ShmPhase& phas
   return found != nullptr ? found : arena_.payload(rank_, progress_.taken()) + rank_ * phase.chunk;
 }
 
-/// Null, and a fault, where a peer's memory cannot be read.
+/// Returns null, and sets a fault, if a peer's memory cannot be read.
 const void* ShmQueue::find_piece(const Operation& operation, const ShmPhase& phase, int from) {
   const ByteRange piece = phase.received[from].piece(take_cursor_.step, phase.chunk);
   const auto place = has_piece_place(operation.shape, piece)

@@ -23,12 +23,12 @@ struct Header {
 };
 static_assert(sizeof(Header) == 40 && sizeof(Header) <= ShmLayout::kAlignment);
 
-// At kAlignment follow the splits of an all_to_all, first those of the input, or a SharedPlace of an all_gather, or one
-// for each rank of a reduce_scatter's pieces.
+// At kAlignment, the header continues with the splits of an all_to_all (the input's first), a SharedPlace of an
+// all_gather, or one for each rank of a reduce_scatter's pieces.
 static_assert(sizeof(SharedPlace) == ShmLayout::kPlaceBytes);
 static_assert(2 * sizeof(int64_t) <= ShmLayout::kPlaceBytes);
 
-/// Of a slot, also a constant one.
+/// Returns a field of a slot, const or not.
 template <typename Char>
 Char* place_in(Char* slot, int to) {
   return slot + ShmLayout::kAlignment + to * ShmLayout::kPlaceBytes;

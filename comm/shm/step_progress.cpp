@@ -22,7 +22,7 @@ void StepProgress::take() {
 
 void StepProgress::publish(std::atomic<uint64_t>& counter, uint64_t value, uint32_t awaited_by) {
   counter.store(value, std::memory_order_release);
-  // Either this rank sees that a peer is about to sleep, or the peer sees the new value before it does.
+  // Either this rank sees that a peer is about to sleep, or the peer sees the new value before it sleeps.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer != rank_) {

@@ -40,7 +40,7 @@ class ThreadWork final : public c10d::Work {
   const std::shared_ptr<ThreadGroup> group_;
   const int place_;
   ThreadGroup::PendingCollectivePtr pending_;  // until wait()
-  std::exception_ptr failure_;                 // of wait()
+  std::exception_ptr failure_;                 // thrown by wait()
 };
 
 }  // namespace

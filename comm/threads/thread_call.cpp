@@ -17,7 +17,7 @@ struct Bytes {
   size_t size;
 };
 
-// Elements [begin, begin + count) of a contiguous tensor. Raw pointers: no version counter may change.
+// Returns elements [begin, begin + count) of a contiguous tensor as raw bytes, because no version may change.
 Bytes element_bytes(const at::Tensor& tensor, int64_t begin, int64_t count) {
   const size_t item = tensor.element_size();
   char* data = static_cast<char*>(tensor.mutable_data_ptr());
@@ -40,7 +40,7 @@ struct Elements {
   int64_t count;
 };
 
-/// Of what belongs to rank `rank`, where a rank has as much as `flat`.
+/// Returns the range of rank `rank`'s elements, where each rank has as many as `flat`.
 PartRange elements_range(const at::Tensor& flat, size_t rank, Elements elements) {
   const auto item = static_cast<int64_t>(flat.element_size());
   return {.dtype = flat.scalar_type(),
@@ -49,7 +49,7 @@ PartRange elements_range(const at::Tensor& flat, size_t rank, Elements elements)
           .bytes = elements.count * item};
 }
 
-/// Elements [begin, begin + count) of what `call` sends to rank `to`: where they are, or copied to `room`.
+/// Returns elements [begin, begin + count) of the data that `call` sends to rank `to`: in place, or copied to `room`.
 const void* sent_elements(const CollectiveCall& call, size_t to, Elements elements, std::vector<char>& room) {
   if (!call.parts) {
     const auto first = static_cast<int64_t>(to) * call.output.numel() + elements.begin;
@@ -64,7 +64,7 @@ const void* sent_elements(const CollectiveCall& call, size_t to, Elements elemen
   return room.data();
 }
 
-/// Cuts the elements that each rank gets where parts begin and end, so that most pieces lie in one tensor.
+/// Splits each rank's elements at segment boundaries, so that most pieces are in one tensor.
 std::vector<Elements> split_at_segments(const CollectiveCall& call) {
   const int64_t count = call.output.numel();
   std::vector<Elements> pieces;

@@ -26,12 +26,12 @@ void copy_flat_bytes(const at::Tensor& to, const at::Tensor& from) {
   }
 }
 
-/// What the values of a dtype are added up in.
+/// Returns the dtype in which values are accumulated.
 at::ScalarType accumulator_type(at::ScalarType dtype) {
   return at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
 }
 
-/// One product and one sum at a time: a GPU's kernel for complex numbers rounds them together.
+/// Rounds each product and sum, unlike a GPU's kernel for complex numbers, which rounds once.
 at::Tensor complex_product(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = at::view_as_real(a), y = at::view_as_real(b);
   const at::Tensor x_re = x.select(-1, 0), x_im = x.select(-1, 1), y_re = y.select(-1, 0), y_im = y.select(-1, 1);
@@ -45,7 +45,7 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == at::kBool ? a.logical_and(b) : a * b;
 }
 
-/// total op next. Overflow of whole numbers wraps around; for bool as comm/backend/reduce_op.h says.
+/// Returns total op next. Integer overflow wraps; comm/backend/reduce_op.h defines bool.
 at::Tensor combine(const at::Tensor& total, const at::Tensor& next, ReduceOp op) {
   switch (op) {
     case ReduceOp::Sum:
@@ -61,23 +61,24 @@ at::Tensor combine(const at::Tensor& total, const at::Tensor& next, ReduceOp op)
   TESSERA_ASSERT(false, "reduction number {}", static_cast<int>(op));
 }
 
-// Divides in place, by a tensor: a number would become a factor 1/n on a GPU.
+// Divides in place, by a tensor, because a number would become a factor 1/n on a GPU.
 void divide_by(const at::Tensor& total, size_t ranks) {
   total.div_(at::full({}, static_cast<double>(ranks), total.options()));
 }
 
-/// output = the reduction of `inputs`, one of which it may be.
+/// Reduces `inputs` into `output`, which may be one of them.
 void reduce(const at::Tensor& output, std::vector<at::Tensor> inputs, ReduceOp op) {
   if (output.numel() == 0) {
     return;
   }
   if (output.is_complex() && op != ReduceOp::Product) {
-    // Part by part: ATen's sum has a complex factor, by which an infinite part makes the other one NaN.
+    // Real and imaginary part separately: ATen's sum has a complex factor, which turns one part NaN if the other is
+    // infinite.
     std::transform(inputs.begin(), inputs.end(), inputs.begin(), at::view_as_real);
     return reduce(at::view_as_real(output), std::move(inputs), op);
   }
   const auto dtype = accumulator_type(output.scalar_type());
-  at::Tensor total = inputs[0].to(dtype, /*non_blocking=*/false, /*copy=*/true);  // divide_by() writes it
+  at::Tensor total = inputs[0].to(dtype, /*non_blocking=*/false, /*copy=*/true);  // overwritten by divide_by()
   for (size_t rank = 1; rank < inputs.size(); ++rank) {
     total = combine(total, inputs[rank].to(dtype), op);
   }
@@ -116,7 +117,7 @@ void copy_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls) {
   }
 }
 
-// Throws for a tensor without memory of its own, such as a DTensor, whose own ops the copies would call.
+// Throws for a tensor without memory, such as a DTensor, because the copies would call the DTensor's ops.
 void check_memory(c10::ArrayRef<CollectiveCall> calls) {
   for (const CollectiveCall& call : calls) {
     for (const at::Tensor* tensor : {&call.input, &call.output}) {
@@ -131,7 +132,7 @@ void check_memory(c10::ArrayRef<CollectiveCall> calls) {
 
 void execute_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls) {
   check_memory(calls);
-  const at::AutoDispatchBelowADInplaceOrView guard;  // no autograd, no version counter
+  const at::AutoDispatchBelowADInplaceOrView guard;  // without autograd and version counters
   switch (calls[0].kind) {
     case Collective::AllGather:
     case Collective::Broadcast:

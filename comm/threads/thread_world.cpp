@@ -67,7 +67,7 @@ ThreadGroup::PendingCollectivePtr ThreadGroup::post(const GroupInfo& info, int p
   return pending;
 }
 
-// Runs outside the lock: all ranks have arrived, so nobody else touches the calls until `done` is set.
+// Runs without the lock: all ranks have arrived, so nothing else accesses the calls until `done` is set.
 void ThreadGroup::finish(PendingCollective& pending) {
   std::vector<CollectiveSignature> shapes;
   for (const CollectiveCall& call : pending.calls) {
@@ -86,11 +86,11 @@ void ThreadGroup::finish(PendingCollective& pending) {
     pending.error = std::move(error);
     pending.done = true;
   }
-  changed_.notify_all();  // outside of the lock, which those that wake up take
+  changed_.notify_all();  // without the lock, which the woken threads need
 }
 
-/// On a device with streams in the group's own one, as NCCL has one, so that what a rank's stream is given meanwhile
-/// may run beside it.
+/// On a device with streams, runs on the group's own stream, like NCCL, so that later work on a rank's stream may
+/// overlap.
 void ThreadGroup::carry_out(PendingCollective& pending) {
   const c10::Device device = call_device(pending.calls[0]);
   if (!has_streams(device.type())) {
@@ -129,10 +129,10 @@ ThreadGroup::State ThreadGroup::state(const PendingCollective& pending) const {
 void ThreadGroup::wait(const GroupInfo& info, int place, const PendingCollectivePtr& pending,
                        std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  CollectiveCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
+  CollectiveCall own;  // destroyed by this rank, after unlocking: peers must not be the last to hold its tensors
   std::unique_lock lock(world_->mutex_);
   const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
-  // Once all have arrived the call is carried out, whatever happens elsewhere: its tensors are in use until then.
+  // Once all have arrived, the call is always carried out, and its tensors are in use until then.
   const auto over = [&] { return pending->done || is_hopeless(*pending); };
   const bool in_time = changed_.wait_until(lock, deadline, over);
   if (!in_time && pending->missing == 0) {

@@ -13,7 +13,7 @@ std::optional<uint64_t> seed_if(bool deterministic, uint64_t seed) {
   return deterministic ? std::optional(seed) : std::nullopt;
 }
 
-/// Every rank as a group of itself alone.
+/// Returns a mesh of this rank alone.
 DeviceMesh mesh_of_this_rank(const DeviceMesh& mesh) {
   return init_device_mesh(mesh.device_type(), {get_world_size(), 1}, {"all_ranks", "this_rank"})["this_rank"];
 }

@@ -46,7 +46,7 @@ std::string header(const std::vector<Entry>& entries) {
   return text;
 }
 
-/// Tensors of a header's lines, without contents.
+/// Parses the lines of a header into tensors without contents.
 std::vector<Entry> empty_entries(const std::string& text) {
   std::vector<Entry> result;
   std::istringstream lines(text);

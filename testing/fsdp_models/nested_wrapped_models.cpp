@@ -13,7 +13,7 @@ namespace {
 using tessera::nn::Linear;
 using tessera::nn::Sequential;
 
-/// One statement a layer, since they draw in the order in which they are made.
+/// Uses one statement per layer, since layers draw in order of construction.
 Sequential chain(std::initializer_list<std::pair<int64_t, int64_t>> sizes) {
   Sequential layers;
   for (const auto& [in, out] : sizes) {
@@ -29,7 +29,7 @@ void wrap_nested(NestedWrappedModuleImpl& model, const InitOptions& options) {
   wrap_unit(*model.module->ptr(2), options);
 }
 
-/// Bottom-up: every module below `module`, then itself.
+/// Wraps every module below `module` bottom-up, then `module` itself.
 void wrap_every_module(torch::nn::Module& module, const InitOptions& options) {
   for (const auto& child : module.children()) {
     wrap_every_module(*child, options);

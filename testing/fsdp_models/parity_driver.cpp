@@ -37,7 +37,7 @@ bool is_offloaded(const FSDPParityOptions& options) {
                                  : options.fsdp_options.offload_policy.has_value();
 }
 
-/// Whether something is computed or sent in less than float32.
+/// Returns whether anything is computed or sent in less than float32.
 bool is_mixed(const FSDPParityOptions& options) {
   const auto is_low = [](std::optional<at::ScalarType> dtype) {
     return dtype && c10::elementSize(*dtype) < c10::elementSize(at::kFloat);
@@ -79,7 +79,7 @@ std::shared_ptr<FSDPTestModel> make_reference(const ModelClass& model_class, con
                              : std::make_shared<DataParallelReference>(plain, options.mesh);
 }
 
-/// The top is a unit too, whether or not the model's own init made it one.
+/// Makes the top a unit too, whether or not the model's own init made it one.
 std::shared_ptr<FSDPTestModel> make_sharded(const ModelClass& model_class, const FSDPParityOptions& options) {
   auto init = common_init(options);
   init.fsdp_init_mode = options.fsdp_init_mode;

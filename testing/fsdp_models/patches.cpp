@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-/// The replacement of a step, around a former one if there is any.
+/// Returns the replacement of a transition, wrapped around the previous one if there is any.
 UnitSlot nested(const UnitSlot& former, UnitSlot replacement) {
   if (!former) {
     return replacement;

@@ -48,14 +48,15 @@ void check_loss_dtype(const at::Tensor& loss, bool is_sharded, const TrainOption
   } else if (options.mixed_precision && is_sharded) {
     allowed = {options.mixed_precision->param_dtype.value_or(at::kFloat)};
   } else if (options.autocast) {
-    allowed.push_back(options.mixed_precision->param_dtype.value_or(at::kFloat));  // where autocast keeps sums low
+    allowed.push_back(
+        options.mixed_precision->param_dtype.value_or(at::kFloat));  // if autocast keeps low-precision sums
   }
   TESSERA_CHECK(ExpectationError, std::find(allowed.begin(), allowed.end(), loss.scalar_type()) != allowed.end(),
                 "train_for_several_steps: the loss is {}, expected {}", c10::toString(loss.scalar_type()),
                 c10::toString(allowed[0]));
 }
 
-/// The modules at and below `module` whose parameters units have that are in no other.
+/// Adds the modules at and below `module` whose parameters belong to units that are not inside another one.
 void add_modules_of_outermost(torch::nn::Module& module, std::set<const torch::nn::Module*>& modules) {
   if (!composable_apis(module).empty()) {
     const auto managed = managed_modules(module);
@@ -67,7 +68,7 @@ void add_modules_of_outermost(torch::nn::Module& module, std::set<const torch::n
   }
 }
 
-/// Between uses offloaded parameters are shards on the CPU. After forward the outermost unit may hold full ones.
+/// Between uses, offloaded parameters are shards on the CPU. After forward the outermost unit may hold full ones.
 void check_offloaded(torch::nn::Module& model, std::string_view when, bool outermost_may_keep) {
   std::set<const torch::nn::Module*> outermost;
   add_modules_of_outermost(model, outermost);

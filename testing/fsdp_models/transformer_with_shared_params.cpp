@@ -30,7 +30,7 @@ tessera::nn::LayerNorm make_norm() {
   return tessera::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}));
 }
 
-/// The draws of a Linear layer that is made and then copied: of its bias only the copies' values stay.
+/// Draws like a Linear layer that is made and then copied; only the copies' bias values stay.
 at::Tensor draw_linear(int64_t in, int64_t out) {
   const Linear layer(in, out);
   return layer->bias.detach();
@@ -51,7 +51,7 @@ FeedForwardBiases draw_feed_forward() {
   return {std::move(first), std::move(second)};
 }
 
-/// Python makes one encoder and one decoder layer, copies them, and then draws all matrices anew.
+/// Draws like Python, which makes one encoder and one decoder layer, copies them, and then redraws all matrices.
 void draw_as_python(EncoderDecoderImpl& transformer) {
   const at::NoGradGuard no_grad;
   draw_attention();

@@ -12,7 +12,7 @@ bool must_be_ordered(const Access& a, const Access& b) {
   return a.begin < b.end && b.begin < a.end && (a.writes || b.writes);
 }
 
-/// Whether everything that must wait for `earlier` must wait for `later` too, which waited for it.
+/// Returns whether everything that must wait for `earlier` must also wait for `later`, which waited for it.
 bool replaces(const Access& later, const Access& earlier) {
   return later.begin <= earlier.begin && earlier.end <= later.end && (later.writes || !earlier.writes);
 }

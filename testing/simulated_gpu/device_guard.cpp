@@ -1,4 +1,4 @@
-// What libtorch asks of a device: current device and streams, events, memory, hooks.
+// Device interface for libtorch: current device and streams, events, memory, hooks.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -35,7 +35,7 @@ c10::Stream make_stream(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), id);
 }
 
-/// Where a stream was, and when the host put it there: kernels take no time of their own.
+/// Position of a stream, and the host's time of recording: kernels take no time themselves.
 struct Event {
   EventPlace place;
   std::chrono::steady_clock::time_point recorded;
@@ -113,7 +113,7 @@ void free_device_memory(void* address) {
   GpuState::instance().free(address);
 }
 
-/// As CUDA's caching allocator: for the current device and its current stream.
+/// Allocates like CUDA's caching allocator: for the current device and its current stream.
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::kCUDA, current_device_index);
@@ -151,7 +151,7 @@ struct Hooks final : at::CUDAHooksInterface {
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
 
-  /// Random numbers are the CPU's.
+  /// Uses the CPU's random numbers.
   const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {
     return at::detail::getDefaultCPUGenerator();
   }

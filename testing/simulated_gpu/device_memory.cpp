@@ -12,7 +12,7 @@ namespace tessera::simulated_gpu {
 
 namespace {
 
-constexpr size_t kBytes = size_t{32} << 30;  // addresses; memory is what is touched of it
+constexpr size_t kBytes = size_t{32} << 30;  // address space; only touched pages use memory
 constexpr size_t kAlignment = 512;
 constexpr int kUnwritten = 0xff;
 

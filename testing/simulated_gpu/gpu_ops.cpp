@@ -1,4 +1,4 @@
-// Every op on tensors of a simulated GPU: what it touches is told to the GPU, and ATen's kernel of the CPU does it.
+// Runs every op on tensors of a simulated GPU with ATen's CPU kernel, and reports the accessed memory to the GPU.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -28,7 +28,7 @@ c10::Device current_device() {
   return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
 }
 
-/// Replaces each tensor that `visit` gives another one for.
+/// Replaces each tensor for which `visit` returns another one.
 template <class Visit>
 void replace_tensors(c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
@@ -52,7 +52,7 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// It touches no memory: its result is a view, or it turns its operand into one.
+/// Returns whether the op accesses no memory: its result is a view, or it turns its operand into one.
 bool makes_view(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::inplace_view) ||
          std::ranges::any_of(op.schema().returns(), [](const c10::Argument& result) {
@@ -60,7 +60,7 @@ bool makes_view(const c10::OperatorHandle& op) {
          });
 }
 
-/// The result's size, or what it is on the host, depends on values.
+/// Returns whether the host waits, because the result's size or host value depends on data.
 bool waits_for_device(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
          std::ranges::any_of(op.schema().returns(), [](const c10::Argument& result) {
@@ -69,7 +69,7 @@ bool waits_for_device(const c10::OperatorHandle& op) {
          });
 }
 
-/// From its first element in memory to its last; contiguous or not.
+/// Returns the bytes from the first element in memory to the last, contiguous or not.
 TouchedBytes touched_bytes(const at::Tensor& tensor, bool written) {
   int64_t elements = 1;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -117,7 +117,7 @@ class Call {
     });
   }
 
-  /// Arguments, and results' memory, as the kernel on the host needs them.
+  /// Records arguments, and results' memory, in the form that the host kernel needs.
   void begin_record() {
     if (GpuState::instance().is_capturing() && !makes_view_) {
       arguments_.emplace(stack_->end() - static_cast<std::ptrdiff_t>(schema_.arguments().size()), stack_->end());
@@ -134,7 +134,7 @@ class Call {
   }
 
  private:
-  /// Replaces each that is defined.
+  /// Replaces each defined tensor.
   template <class Visit>
   void for_each_result(torch::jit::Stack& stack, const Visit& visit) const {
     visit_results(schema_, stack, visit);
@@ -149,7 +149,7 @@ class Call {
     }
   }
 
-  /// The memory of a result that the kernel has not written itself; null if it has.
+  /// Returns the memory of a result that the kernel did not write itself; null if it did.
   static void* find_new_memory(const at::Tensor& result, const at::Tensor& on_host) {
     void* const address = GpuState::instance().host_address(result.storage().data());
     return address == on_host.storage().data() ? nullptr : address;
@@ -183,7 +183,7 @@ class Call {
   HostTwins twins_;
   std::vector<TouchedBytes> touched_;
   std::optional<c10::Device> device_;
-  std::optional<torch::jit::Stack> arguments_;  // while a graph is captured
+  std::optional<torch::jit::Stack> arguments_;  // during graph capture
   std::vector<void*> new_results_;
 };
 
@@ -201,17 +201,17 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   call.end_record(op);
 }
 
-/// Whether a copy stops the host, as it does unless its memory is pinned and the caller said that it may go on.
+/// Returns whether a copy blocks the host: unless its memory is pinned and the caller set non_blocking.
 bool copy_waits(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   return (!to.is_cuda() && !(non_blocking && to.is_pinned())) || (!from.is_cuda() && !non_blocking);
 }
 
-/// Whether a copy to the host goes on while the host does.
+/// Returns whether a copy to the host continues asynchronously.
 bool is_delivered_later(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   return non_blocking && from.is_cuda() && !to.is_cuda() && to.is_pinned() && to.is_contiguous() && to.numel() != 0;
 }
 
-/// A copy between GPUs goes to the source's stream, and those of both wait for each other.
+/// Copies between GPUs on the source's stream; the current streams of both wait for each other.
 at::Tensor& copy_between_gpus(at::Tensor& to, const at::Tensor& from) {
   auto& state = GpuState::instance();
   TESSERA_CHECK(NotImplementedError, !state.is_capturing(),
@@ -280,8 +280,8 @@ at::Tensor& set_storage(at::Tensor& tensor, at::Storage storage, c10::SymInt off
   return tensor;
 }
 
-/// Ops that the fallback would not get, since they have a kernel for all devices: devices have one of their own beside
-/// it, or it asks for one of the device's libraries.
+/// Returns ops that would bypass the fallback because they have a kernel for all devices: real devices have a separate
+/// kernel, or it calls a device library.
 std::vector<c10::OperatorName> ops_to_take_from_cpu() {
   std::vector<c10::OperatorName> ops = {
       {"aten::convolution", ""}, {"aten::_convolution", ""}, {"aten::convolution_backward", ""}};

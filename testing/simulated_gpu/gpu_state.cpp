@@ -15,7 +15,7 @@ namespace tessera::simulated_gpu {
 
 namespace {
 
-/// The end of a program in which something was found that no op threw.
+/// Reports errors at the end of a program that no op has thrown.
 struct LastWord {
   ~LastWord() {
     const std::string fault = GpuState::instance().take_fault();
@@ -30,7 +30,7 @@ struct LastWord {
 }  // namespace
 
 GpuState& GpuState::instance() {
-  static auto* const state = new GpuState;  // tensors of static duration outlive what is destroyed at the end
+  static auto* const state = new GpuState;  // never destroyed, because static tensors may outlive it
   static const LastWord last_word;
   return *state;
 }
@@ -115,7 +115,7 @@ void GpuState::launch(const c10::Stream& stream, const char* op, const std::vect
   launch(number, op, touched, /*graph=*/0);
 }
 
-/// `graph`: that is replayed; memory that was freed in it is still its own.
+/// `graph` is the replayed graph; memory freed in it remains its own.
 void GpuState::launch(size_t stream, const char* op, const std::vector<TouchedBytes>& touched, size_t graph) {
   TESSERA_CHECK(Error, fault_.empty(), "simulated GPU: {}", std::exchange(fault_, ""));
   const Moment moment = clocks_.launch(stream);
@@ -161,7 +161,7 @@ void GpuState::add_graph_work(GraphWork work) {
 Graph GpuState::finish_capture() {
   auto capture = *std::exchange(capture_, std::nullopt);
   memory_.restore(capture.memory);
-  auto generator = at::detail::getDefaultCPUGenerator();  // of the simulated GPU, too
+  auto generator = at::detail::getDefaultCPUGenerator();  // also the simulated GPU's
   generator.set_state(capture.generator);
   return std::move(capture.graph);
 }
@@ -240,7 +240,7 @@ void GpuState::free(void* device_address) noexcept {
   if (open) {
     fault_ = fmt::format("a block of {} bytes of stream {} was freed before that stream waits until {}", block.bytes,
                          block.stream, describe(*open));
-    block.accesses = {};  // so that it is found once
+    block.accesses = {};  // so that it is reported once
   }
   memory_.free(block);
 }

@@ -11,11 +11,11 @@ namespace tessera::simulated_gpu {
 
 namespace {
 
-/// Address and bytes of what is allocated.
+/// Addresses and sizes of allocations.
 class Blocks {
  public:
   static Blocks& instance() {
-    static auto* const blocks = new Blocks;  // tensors of static duration may be freed after it
+    static auto* const blocks = new Blocks;  // never destroyed, because static tensors may outlive it
     return *blocks;
   }
 

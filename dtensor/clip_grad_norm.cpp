@@ -22,13 +22,13 @@ namespace tessera {
 
 namespace {
 
-/// Tensors that one op can take together.
+/// Properties that the tensors of one op share.
 struct SameMesh {
   DeviceMesh mesh;  // empty for plain tensors
   std::vector<at::Tensor> tensors;
 };
 
-/// In order of the first tensor of each, which is the same on all ranks.
+/// Groups in order of their first tensors, which is equal on all ranks.
 std::vector<SameMesh> by_mesh(const std::vector<at::Tensor>& tensors) {
   std::vector<SameMesh> groups;
   for (const auto& tensor : tensors) {
@@ -42,8 +42,8 @@ std::vector<SameMesh> by_mesh(const std::vector<at::Tensor>& tensors) {
   return groups;
 }
 
-/// Each rank computes the norm over the meshes that it has. Where one of them is over fewer ranks than another, the
-/// ranks would get different norms, and scale parts of one gradient differently.
+/// Throws unless all meshes have the same ranks. Each rank computes the norm over its own meshes; if these had
+/// different ranks, ranks would get different norms, and scale parts of one gradient differently.
 void check_same_ranks(const std::vector<SameMesh>& groups) {
   const SameMesh* first = nullptr;
   const auto sorted_ranks = [](const SameMesh& group) {
@@ -79,7 +79,7 @@ bool have_norm_kernel(const SameMesh& group, double p) {
          });
 }
 
-/// Tensors without dims whose p-norm is that of all elements.
+/// Returns tensors without dims whose combined p-norm is that of all elements.
 std::vector<at::Tensor> group_norms(const SameMesh& group, double p, at::ScalarType dtype) {
   if (have_norm_kernel(group, p)) {
     return norms_of_shards(group.tensors, p, dtype, [p](at::TensorList locals) { return norm_by_kernel(locals, p); });
@@ -87,7 +87,7 @@ std::vector<at::Tensor> group_norms(const SameMesh& group, double p, at::ScalarT
   return at::_foreach_norm(group.tensors, p, dtype);
 }
 
-/// Norms are those of absolute values, which are real.
+/// Returns the real dtype, because norms are those of absolute values.
 std::vector<at::Tensor> real_values(std::vector<at::Tensor> tensors) {
   for (auto& tensor : tensors) {
     tensor = tensor.is_complex() ? tensor.abs() : tensor;
@@ -95,7 +95,7 @@ std::vector<at::Tensor> real_values(std::vector<at::Tensor> tensors) {
   return tensors;
 }
 
-/// Of each parameter once: libtorch's parameters() lists one that modules share under each of its names.
+/// Returns gradients, once per parameter: libtorch's parameters() lists shared ones under each name.
 std::vector<at::Tensor> collect_gradients(const std::vector<at::Tensor>& parameters) {
   std::unordered_set<c10::TensorImpl*> seen;
   std::vector<at::Tensor> gradients;

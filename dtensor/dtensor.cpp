@@ -18,14 +18,14 @@ namespace tessera {
 
 namespace {
 
-/// Whether `tensor`, of which the caller holds one reference, is all that refers to its memory. Autograd hands one
-/// gradient to both operands of an addition, and a leaf keeps the one that it gets: two may not share memory.
+/// Returns whether `tensor`, of which the caller holds one reference, is the only user of its memory. Autograd passes
+/// one gradient to both operands of an addition, and a leaf stores its gradient; two gradients must not share memory.
 bool owns_memory(const at::Tensor& tensor) {
   return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
 }
 
-/// A gradient that may become a leaf's, which is written in place: row-major on every rank. An expanded one, as that of
-/// sum(), keeps many elements in one place.
+/// Returns a gradient that a leaf may store, which is written in place: row-major on every rank. An expanded one, such
+/// as that of sum(), stores many elements in one place.
 at::Tensor with_own_memory(const at::Tensor& grad) {
   if (!grad.is_contiguous()) {
     return grad.contiguous();
@@ -33,8 +33,7 @@ at::Tensor with_own_memory(const at::Tensor& grad) {
   return owns_memory(grad) ? grad : grad.clone();
 }
 
-/// What a term's gradient is of that of the tensor which it is a term of: nullopt where that depends on the other
-/// terms.
+/// Returns the factor between the gradients of a term and of its tensor; nullopt if it depends on the other terms.
 std::optional<double> gradient_of_term(const DTensorSpec& spec) {
   double scale = 1;
   for (size_t axis = 0; axis < spec.placements().size(); ++axis) {
@@ -52,13 +51,13 @@ std::optional<double> gradient_of_term(const DTensorSpec& spec) {
 
 class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
  public:
-  /// The local gradient is `scale` of that of the DTensor under `grad_placements`.
+  /// The local gradient is `scale` times that of the DTensor under `grad_placements`.
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& local, const SpecPtr& spec,
                             const Placements& grad_placements, std::optional<double> scale) {
     save_spec(context, spec->with_placements(grad_placements));
     context->saved_data["scale"] = scale;
     auto result = wrap_local(local.detach(), spec);
-    if (!local.is_inference() && !result.is_inference()) {  // what autograd saved of either finds writes to the other
+    if (!local.is_inference() && !result.is_inference()) {  // so that autograd detects writes to the other one
       result.unsafeGetTensorImpl()->set_version_counter(local.unsafeGetTensorImpl()->version_counter());
     }
     return result;
@@ -76,7 +75,7 @@ class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
         "on the other ranks' terms; say in grad_placements what the local tensor is to get, or give "
         "local.detach()");
     const auto grad = redistribute(grads[0], saved_spec(context)->placements());
-    const size_t references = grad.is_same(grads[0]) ? 2 : 1;  // of this function alone
+    const size_t references = grad.is_same(grads[0]) ? 2 : 1;  // held by this function
     const bool owned = grad.use_count() == references && has_own_local_memory(grad);
     const auto local = to_local(grad);
     const auto own = *scale != 1 ? local.mul(*scale) : owned ? local : local.clone();
@@ -86,7 +85,7 @@ class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
 
 class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
  public:
-  /// As a view, which autograd refuses to write since a function of a program's own returns it, or by itself.
+  /// Returns a view, which autograd protects from writes because a custom function returns it, or a separate tensor.
   enum class Result { View, Own };
 
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& tensor,
@@ -117,7 +116,7 @@ bool records_gradient(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
-/// The axes of more than one rank that cut `dim`, outer cuts first.
+/// Returns the axes of more than one rank that shard `dim`, outer ones first.
 c10::SmallVector<size_t, 4> sharding_axes(int64_t dim, const Placements& placements, const DeviceMesh& mesh) {
   c10::SmallVector<size_t, 4> axes;
   for (const size_t axis : shard_order(placements)) {
@@ -128,7 +127,7 @@ c10::SmallVector<size_t, 4> sharding_axes(int64_t dim, const Placements& placeme
   return axes;
 }
 
-/// Whether both give every rank the same part of a tensor of `ndim` dims, whatever its sizes are.
+/// Returns whether both give every rank the same part of a tensor of `ndim` dims, whatever its sizes.
 bool have_equal_sharding(const Placements& a, const Placements& b, int64_t ndim, const DeviceMesh& mesh) {
   for (int64_t dim = 0; dim < ndim; ++dim) {
     if (sharding_axes(dim, a, mesh) != sharding_axes(dim, b, mesh)) {
@@ -138,8 +137,8 @@ bool have_equal_sharding(const Placements& a, const Placements& b, int64_t ndim,
   return true;
 }
 
-/// A local gradient has the sizes of the local tensor. Where the cuts differ, looks at all ranks' sizes, since on some
-/// of them other cuts may give the same.
+/// Checks that a local gradient has the local tensor's sizes. If the sharding differs, checks all ranks' sizes, because
+/// another sharding may give equal sizes on some of them.
 void check_grad_placements(const DTensorSpec& spec, const Placements& grads) {
   if (have_equal_sharding(spec.placements(), grads, spec.ndim(), spec.mesh())) {
     return;
@@ -178,7 +177,7 @@ void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* 
                 "{}: a tensor on {} for {}; move it to the mesh's device first", where, tensor.device().str(), mesh);
 }
 
-/// Global sizes if every rank holds as much as this one.
+/// Returns the global sizes if every rank holds as much as this one.
 std::vector<int64_t> even_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
   auto shape = local.sizes().vec();
   for (size_t axis = 0; axis < placements.size(); ++axis) {
@@ -242,7 +241,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
                 local.defined() ? "a DTensor already" : "undefined");
   check_device(local, mesh, "from_local");
   if (options.run_check) {
-    check_kind_across_ranks(local, mesh, "from_local");  // before what depends on the number of dims
+    check_kind_across_ranks(local, mesh, "from_local");  // before code that depends on the number of dims
   }
   auto target = normalized(std::move(placements), local.dim(), mesh.ndim(), "from_local");
   for (const auto& placement : target) {
@@ -272,8 +271,8 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   const auto grad_placements = options.grad_placements ? normalized(*options.grad_placements, local.dim(), mesh.ndim(),
                                                                     "from_local(grad_placements)")
                                                        : gradient_placements(target);
-  // What the local tensor looks like may differ between ranks, in dims of one element if nowhere else. The global
-  // strides may not, and local tensors of one spec lie alike, as kernels that take several assume.
+  // Strides of local tensors may differ between ranks, at least in dims of size 1. Global strides may not, and local
+  // tensors of one spec have the same layout, as kernels with several tensors assume.
   const auto laid_out = options.stride ? local : local.contiguous();
   const auto scale = options.grad_placements ? 1 : gradient_of_term(*spec);
   return FromLocalFunction::apply(laid_out.resolve_conj().resolve_neg(), spec, grad_placements, scale);
@@ -287,7 +286,7 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
 
 at::Tensor take_local(at::Tensor tensor, std::optional<Placements> grad_placements) {
   auto local = local_tensor(tensor, std::move(grad_placements), ToLocalFunction::Result::Own);
-  if (records_gradient(tensor)) {  // what autograd saved of the DTensor finds that it was written
+  if (records_gradient(tensor)) {  // so that autograd detects that the saved DTensor was written
     local.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
   }
   return local;

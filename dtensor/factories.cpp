@@ -44,7 +44,7 @@ at::TensorOptions local_options(at::TensorOptions options, const DeviceMesh& mes
   return options.device(mesh.device_type()).requires_grad(false);
 }
 
-/// `fill` writes to the local tensor.
+/// Makes a DTensor; `fill` writes the local tensor.
 template <class Fill>
 at::Tensor make(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placements, const at::TensorOptions& options,
                 const char* where, Fill fill) {
@@ -63,7 +63,7 @@ at::Tensor make(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placem
   return result;
 }
 
-/// This rank's part of a tensor that every rank has made.
+/// Returns this rank's shard of a tensor that every rank has made.
 at::Tensor shard_whole(const at::Tensor& whole, const DeviceMesh& mesh, Placements placements,
                        const at::TensorOptions& options, const char* where) {
   const auto spec = DTensorSpec::make(mesh, factory_placements(std::move(placements), whole.dim(), mesh, where),
@@ -89,7 +89,7 @@ at::Tensor ones(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placem
 
 at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& mesh, Placements placements,
                 at::TensorOptions options) {
-  if (!options.has_dtype() && !value.isFloatingPoint()) {  // as at::full
+  if (!options.has_dtype() && !value.isFloatingPoint()) {  // like at::full
     options =
         options.dtype(value.isComplex() ? c10::toComplexType(c10::get_default_dtype_as_scalartype()) : value.type());
   }

@@ -1,4 +1,4 @@
-// ImplicitReplication above autograd: registers the fallback that a scope lets in (dispatch_scopes.h).
+// ImplicitReplication above autograd: registers the fallback that a scope enables (dispatch_scopes.h).
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -14,18 +14,18 @@ namespace tessera {
 
 namespace {
 
-/// With the way back, by which a plain leaf gets a plain gradient.
+/// Differentiable replication, by which a plain leaf gets a plain gradient.
 at::Tensor recorded(const at::Tensor& plain, const DeviceMesh& mesh) {
   return has_gradient_to_record(plain) ? from_local(plain, mesh, copies_on(mesh)) : replicated(plain, mesh);
 }
 
-/// Ops that ATen composes, also of DTensors, call others, which come here too.
+/// Returns whether ATen composes the op, also for DTensors, from other ops, which get here too.
 bool is_composed(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
 }
 
-/// In a way that a scope allows.
+/// Returns whether the call mixes plain tensors with DTensors in a way that a scope allows.
 bool mixes_plain_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack, bool records) {
   const auto& info = OpInfo::of(op);
   const CallSignature call(info, torch::jit::last(stack, info.kinds.size()));

@@ -29,7 +29,7 @@ void check(const at::Tensor& tensor, const char* where, int64_t least_dims, int6
                 to_string(now));
 }
 
-/// `whole` is equal on every rank.
+/// Sets the parameter to its shard of `whole`, which is equal on every rank.
 at::Tensor keep_part(at::Tensor tensor, const at::Tensor& whole) {
   const auto& mesh = device_mesh(tensor);
   const auto moved = whole.to(mesh.device_type(), tensor.scalar_type());
@@ -37,7 +37,7 @@ at::Tensor keep_part(at::Tensor tensor, const at::Tensor& whole) {
   return tensor;
 }
 
-/// What `plain`, of torch::nn::init, makes of a plain tensor, which draws nothing.
+/// Applies `plain` of torch::nn::init, which draws nothing, to a plain tensor.
 at::Tensor as_plain(at::Tensor tensor, at::Tensor (*plain)(at::Tensor), const char* where, int64_t least_dims,
                     int64_t most_dims) {
   if (!is_dtensor(tensor)) {
@@ -48,7 +48,7 @@ at::Tensor as_plain(at::Tensor tensor, at::Tensor (*plain)(at::Tensor), const ch
   return keep_part(tensor, plain(at::empty(tensor.sizes(), at::device(at::kCPU).dtype(tensor.scalar_type()))));
 }
 
-/// [rows, columns]: as libtorch draws and turns it.
+/// Returns an orthogonal matrix [rows, columns], drawn and transposed like libtorch's.
 at::Tensor orthogonal_matrix(int64_t rows, int64_t columns) {
   const auto drawn = at::randn({rows, columns}, dtensor_generator(at::kCPU));
   const bool is_wide = rows < columns;

@@ -63,11 +63,11 @@ void check_counts(const LocalMapOptions& options, size_t inputs) {
 
 namespace {
 
-/// gather_shape of what has one number of dims on all ranks.
+/// gather_shape for tensors with equal numbers of dims on all ranks.
 std::vector<int64_t> add_up_sizes(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
   auto sizes = at::tensor(local.sizes(), at::kLong).to(at::Device(mesh.device_type()));
   const auto cuts = shard_order(placements);
-  for (size_t i = cuts.size(); i-- > 0;) {  // inner cuts first: their sum is what the outer one has cut
+  for (size_t i = cuts.size(); i-- > 0;) {  // inner axes first: their sum is the size that the outer one shards
     const auto axis = static_cast<int64_t>(cuts[i]);
     auto sum = sizes.clone();
     all_reduce(sum, ReduceOp::Sum, mesh.group(axis));
@@ -78,8 +78,8 @@ std::vector<int64_t> add_up_sizes(const at::Tensor& local, const DeviceMesh& mes
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
 }
 
-/// The function's results must be tensors, one for each of out_placements: on every rank, unless with out_shapes
-/// nothing is exchanged.
+/// Checks that the function returns one tensor for each of out_placements: on every rank, unless `out_shapes` is given
+/// and nothing is exchanged.
 void check_results(const std::vector<at::Tensor>& results, const LocalMapOptions& options, const DeviceMesh& mesh) {
   const size_t wanted = options.out_placements.size();
   const auto undefined = std::ranges::find_if(results, [](const at::Tensor& result) { return !result.defined(); });
@@ -96,7 +96,8 @@ void check_results(const std::vector<at::Tensor>& results, const LocalMapOptions
                 wanted);
 }
 
-/// Where it throws, ranks on which it does not are told in check_results(). An error of communication they have too.
+/// Calls the function. If it throws, the other ranks learn of it in check_results(), except for communication errors,
+/// which they get themselves.
 std::vector<at::Tensor> call(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
                              const std::vector<at::Tensor>& locals, const LocalMapOptions& options,
                              const DeviceMesh& mesh) {
@@ -118,7 +119,7 @@ at::Tensor global_result(const at::Tensor& local, size_t index, const LocalMapOp
                          const DeviceMesh& mesh) {
   const bool is_sized = !options.out_shapes.empty();
   if (!is_sized) {
-    check_kind_across_ranks(local, mesh, "local_map");  // before what depends on the number of dims
+    check_kind_across_ranks(local, mesh, "local_map");  // before code that depends on the number of dims
   }
   const auto target = normalized(options.out_placements[index], local.dim(), mesh.ndim(), "local_map(out_placements)");
   const auto shape = is_sized ? options.out_shapes[index] : add_up_sizes(local, mesh, target);

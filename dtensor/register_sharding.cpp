@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-/// `placement` with its dim counted from the front.
+/// Returns `placement` with a nonnegative dim.
 Placement checked_placement(const Placement& placement, const TensorMeta& meta, const std::string& op, const char* what,
                             size_t index) {
   if (!placement.is_shard()) {
@@ -50,10 +50,11 @@ c10::OperatorName parse_op(const std::string& op) {
                                   : c10::OperatorName(op.substr(0, dot), op.substr(dot + 1));
 }
 
-/// The kernel of all backends would come before the fallback and get the DTensor itself. What comes in its place is
-/// boxed: kernels may take tensors by value, and unboxed ones of an op must be of one C++ type. Called under a lock.
+/// Replaces a kernel for all backends, which would precede the fallback and get the DTensor itself. The replacement is
+/// boxed, because kernels may take tensors by value, and unboxed kernels of an op must have one C++ type. Called under
+/// a lock.
 void dispatch_in_place_of_composite(const c10::OperatorHandle& op) {
-  static std::deque<torch::Library> libraries;  // what they register lasts as long as they
+  static std::deque<torch::Library> libraries;  // own the registrations
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
     const auto& name = op.operator_name();
@@ -73,7 +74,7 @@ void register_sharding(const std::string& op, std::function<Strategies(const OpC
                 "register_sharding(\"{}\"): there is no such op. Its name is as in TORCH_LIBRARY, \"namespace::op\", "
                 "with \".overload\" where it has one",
                 op);
-  // Ranks that are threads register at one time, and libtorch locks what adds kernels, but not what asks for them.
+  // Ranks that are threads may register concurrently. libtorch locks the registration of kernels, but not queries.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   TESSERA_CHECK(
@@ -83,7 +84,7 @@ void register_sharding(const std::string& op, std::function<Strategies(const OpC
       "register those ops",
       op);
   check_replaceable(op);
-  dispatch_in_place_of_composite(*handle);  // may throw, and then there is no rule
+  dispatch_in_place_of_composite(*handle);  // if it throws, no rule is registered
   replace_op_rule(op, {.strategies = [op, own = std::move(strategies)](const OpCall& call) {
                     return checked_strategies(own(call), call, op);
                   }});

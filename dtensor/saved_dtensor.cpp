@@ -18,7 +18,7 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using Ints = std::vector<int64_t>;
 
-// The numbers of a placement in a file: its kind, dim, order and reduction.
+// Numbers of a placement in a file: kind, dim, order and reduction.
 enum SavedKind : int64_t { kReplicate = 0, kShard = 1, kPartial = 2 };
 constexpr size_t kNumbers = 4;
 
@@ -69,7 +69,7 @@ Ints read_ints(InputArchive& archive, const char* key) {
   return read(archive, key).toIntVector();
 }
 
-/// The file's mesh must be ours, and the file this rank's.
+/// Throws unless the file has this mesh and this rank.
 void check_mesh(InputArchive& archive, const DeviceMesh& mesh) {
   TESSERA_CHECK(ValueError, mesh.defined(), "torch::load: SavedDTensor.mesh is empty; set it to the tensor's mesh");
   const auto shape = read_ints(archive, "mesh_shape");
@@ -87,7 +87,8 @@ void check_mesh(InputArchive& archive, const DeviceMesh& mesh) {
                 fmt::join(coordinate, ", "), mesh, fmt::join(mesh.coordinate(), ", "));
 }
 
-/// Archives hold whole storages; a shard may be part of one that a unit's parameters share.
+/// Returns a copy, because archives store whole storages, and a shard may be part of one that a unit's parameters
+/// share.
 at::Tensor without_neighbours(const at::Tensor& local) {
   return local.storage().nbytes() > local.nbytes() ? local.clone() : local;
 }

@@ -9,9 +9,9 @@ namespace tessera {
 
 namespace {
 
-/// Local tensors that one call takes.
+/// Local tensors for one call.
 struct NormGroup {
-  Placements placements;  // of their norm
+  Placements placements;  // of the norm
   at::ScalarType dtype;
   std::vector<at::Tensor> locals;
 };
@@ -26,7 +26,7 @@ Placements norm_placements(const DTensorSpec& spec, double p) {
   return placements;
 }
 
-/// In any order, each once: a norm does not depend on it.
+/// Returns each element once, in any order, which does not affect a norm.
 at::Tensor dense_elements(const at::Tensor& local) {
   if (local.is_contiguous()) {
     return local;
@@ -34,7 +34,7 @@ at::Tensor dense_elements(const at::Tensor& local) {
   return local.is_non_overlapping_and_dense() ? local.as_strided({local.numel()}, {1}) : local.contiguous();
 }
 
-/// In order of the first tensor of each, which is the same on all ranks.
+/// Groups in order of their first tensors, which is equal on all ranks.
 std::vector<NormGroup> sort_locals(const std::vector<at::Tensor>& tensors, double p) {
   std::vector<NormGroup> lists;
   for (const auto& tensor : tensors) {

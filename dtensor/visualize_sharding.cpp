@@ -22,7 +22,7 @@ std::string range_text(const DimRange& range) {
   return fmt::format("{}:{}", range.offset, range.offset + range.length);
 }
 
-/// The place on the mesh of the rank that is `index` of mesh.ranks().
+/// Returns the mesh coordinate of rank `index` in mesh.ranks().
 std::vector<int64_t> unravel_index(int64_t index, const std::vector<int64_t>& shape) {
   std::vector<int64_t> coordinate(shape.size());
   for (size_t axis = shape.size(); axis-- > 0;) {
@@ -40,7 +40,7 @@ DimRange shard_range(const DTensorSpec& spec, int64_t dim, const std::vector<int
                      {.axis_sizes = spec.mesh().shape(), .coordinate = coordinate});
 }
 
-/// The ranges that occur, ascending.
+/// Returns the ranges that occur, ascending.
 std::vector<DimRange> ranges(const std::vector<ShardCell>& cells, DimRange ShardCell::*member) {
   std::vector<DimRange> result;
   for (const auto& cell : cells) {

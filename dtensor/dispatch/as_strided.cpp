@@ -1,4 +1,4 @@
-// as_strided and its kin: their strides and offsets are those of the whole tensor's memory, of which a rank may hold
+// as_strided and similar ops: their strides and offsets refer to the full tensor's memory, of which a rank may have
 // only a shard.
 
 #include <ATen/core/Tensor.h>
@@ -19,15 +19,15 @@ namespace tessera {
 
 namespace {
 
-/// Whether autograd takes the view now of the gradient's own copy, to write to it what a write to a view in forward
-/// makes of that part.
+/// Returns whether autograd is now making the view of a copy of the gradient, in order to apply a write that forward
+/// made to a view.
 bool writes_part_of_gradient() {
   const auto node = torch::autograd::get_current_node();
   return dynamic_cast<const torch::autograd::CopySlices*>(node.get()) != nullptr;
 }
 
-/// `self` takes on the whole tensor, so that every view of it shares its memory; false if other tensors have the memory
-/// that it gives up. Collective.
+/// Makes `self` replicated, so that every view of it shares its memory. Returns false if other tensors share its
+/// current memory. Collective.
 bool become_whole(const at::Tensor& self) {
   const auto* meta = dtensor_meta(self);
   const auto& spec = *meta->spec;
@@ -42,10 +42,10 @@ bool become_whole(const at::Tensor& self) {
   return true;
 }
 
-/// as_strided on a DTensor: sizes, strides and offset refer to the whole tensor. Where they say what views by name say
-/// too (strided_view.h), as those that autograd derives from such views do, shards stay and writes reach the tensor.
-/// Else every rank must hold the whole tensor. A gradient may be cut where the tensor that a view was written of was
-/// not: it becomes whole.
+/// as_strided on a DTensor: sizes, strides and offset refer to the full tensor. If they are equivalent to named views
+/// (strided_view.h), as those that autograd derives from such views are, shards stay and writes reach the tensor.
+/// Otherwise every rank must hold the full tensor. A gradient may be sharded where the tensor whose view was written
+/// was not, and is then replicated.
 at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
   {
     auto view = as_view_by_name(self, wanted);
@@ -76,7 +76,7 @@ at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
   return result;
 }
 
-/// as_strided's arguments, whose offset counts from the beginning of the memory that `self` may be a view of.
+/// Arguments of as_strided. The offset counts from the beginning of the memory, of which `self` may be a view.
 StridedView strided_view(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                          const std::optional<c10::SymInt>& offset) {
   const auto size = C10_AS_INTARRAYREF_SLOW(sizes);
@@ -97,7 +97,7 @@ at::Tensor as_strided_copy(const at::Tensor& self, c10::SymIntArrayRef sizes, c1
   return view_strided_symint(self, sizes, strides, std::move(offset)).clone();
 }
 
-/// A copy of `self` with `source` where as_strided would read.
+/// Returns a copy of `self` with `source` at the elements that as_strided would read.
 at::Tensor as_strided_scatter(const at::Tensor& self, const at::Tensor& source, c10::SymIntArrayRef sizes,
                               c10::SymIntArrayRef strides, std::optional<c10::SymInt> offset) {
   const auto* meta = dtensor_meta(self);

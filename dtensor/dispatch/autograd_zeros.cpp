@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-/// Whether no other tensor sees what is written to this one, as of those that autograd adds to in place.
+/// Returns whether no other tensor sees writes to this one, as with tensors that autograd adds to in place.
 bool has_own_memory(const at::Tensor& plain) {
   return plain.has_storage() && plain.storage().use_count() == 1;
 }
@@ -42,7 +42,7 @@ bool add_zeros_of_autograd(const c10::OperatorHandle& op, const CallSignature& c
     stack->emplace_back(first);
     return true;
   }
-  auto result = sum.clone();  // dense, as a sum is, also where `sum` is a view with gaps
+  auto result = sum.clone();  // dense, even if `sum` is a view with gaps
   if (becomes_dtensor) {
     first.unsafeGetTensorImpl()->shallow_copy_from(result.getIntrusivePtr());
     result = first;

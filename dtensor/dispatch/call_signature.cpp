@@ -28,8 +28,8 @@ OpInfo::ArgKind arg_kind(const c10::TypePtr& type) {
   return type->kind() == c10::TypeKind::TensorType ? OpInfo::ArgKind::Tensor : OpInfo::ArgKind::Scalar;
 }
 
-/// ATen's ops that return a new tensor beside what they write (rrelu's noise, running statistics) count no versions on
-/// plain tensors either, and their gradients rely on it: autograd saves the written tensor before the call.
+/// ATen's ops that write an argument and also return a new tensor (rrelu's noise, running statistics) count no versions
+/// on plain tensors either. Their gradients rely on it, because autograd saves the written tensor before the call.
 bool counts_versions(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   const bool returns_new = std::ranges::any_of(schema.returns(), [](const auto& r) { return !r.alias_info(); });
@@ -78,7 +78,7 @@ OpInfo make_info(const c10::OperatorHandle& op) {
   return info;
 }
 
-/// Kinds of which both hash and comparison below know.
+/// Kinds of scalars that the hash and the comparison below handle.
 bool is_key_scalar(const c10::IValue& value) {
   if (value.isList() && !value.toListRef().empty()) {
     const auto& first = value.toListRef()[0];
@@ -88,15 +88,15 @@ bool is_key_scalar(const c10::IValue& value) {
          value.isDevice() || value.isComplexDouble() || value.isGenerator();
 }
 
-/// What rules may read of a number though its value is no part of the key: 0, finite, or neither.
+/// Property of a number that rules may read even if its value is not part of the key: 0, finite, or neither.
 enum class NumberKind : uint8_t { Zero, Finite, NotFinite };
 
 NumberKind number_kind(double number) {
   return number == 0 ? NumberKind::Zero : std::isfinite(number) ? NumberKind::Finite : NumberKind::NotFinite;
 }
 
-/// One multiplication a value. What it takes are hashes, addresses and small numbers; calls of equal hashes are told
-/// apart by comparison.
+/// Uses one multiplication per value. Inputs are hashes, addresses and small numbers; calls with equal hashes are
+/// distinguished by comparison.
 uint64_t mix(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
   return hash ^ (hash >> 32);
@@ -126,11 +126,11 @@ uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   if (value.isDevice()) {
     return hash_combine(7, static_cast<uint64_t>(value.toDevice().type()));
   }
-  return 5;  // rare kinds share a hash and are told apart by comparison
+  return 5;  // rare kinds share a hash and are distinguished by comparison
 }
 
-/// Programs repeat few ops, so most look-ups end in a table without chains. Without a constructor, so that a look-up
-/// need not ask whether it ran.
+/// Table of the calling thread. Programs repeat few ops, so most lookups need no chains. It has no constructor, so that
+/// a lookup need not check whether one ran.
 struct RecentInfos {
   struct Slot {
     const c10::FunctionSchema* schema;
@@ -143,7 +143,8 @@ constinit thread_local RecentInfos recent_infos{};
 
 [[gnu::noinline]] const OpInfo* look_up_info(const c10::OperatorHandle& op, uint64_t now) {
   thread_local std::unordered_map<const c10::FunctionSchema*, const OpInfo*> infos;
-  thread_local std::vector<std::unique_ptr<const OpInfo>> all;  // outdated ones too: cached plans know them by address
+  thread_local std::vector<std::unique_ptr<const OpInfo>>
+      all;  // includes outdated ones, because cached plans refer to them
   thread_local uint64_t version = 0;
   if (version != now) {
     infos.clear();
@@ -180,7 +181,7 @@ bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) 
     return true;  // plans do not depend on random states
   }
   if (a.isIntList() && b.isIntList()) {
-    const auto first = a.toListRef(), second = b.toListRef();  // toIntList() counts a reference
+    const auto first = a.toListRef(), second = b.toListRef();  // toIntList() would count a reference
     return std::equal(first.begin(), first.end(), second.begin(), second.end(),
                       [](const auto& x, const auto& y) { return x.toInt() == y.toInt(); });
   }
@@ -237,7 +238,7 @@ CallSignature::CallSignature(const OpInfo& op_info, at::ArrayRef<c10::IValue> ca
 void CallSignature::add_list(size_t arg, const c10::IValue& list) {
   size_t index = 0;
   const auto elements = list.toListRef();
-  hash = mix(hash, elements.size());  // of a Tensor?[], whose undefined entries are no operands
+  hash = mix(hash, elements.size());  // of a Tensor?[], whose undefined entries are not operands
   for (const auto& element : elements) {
     if (element.isTensor() && element.toTensor().defined()) {
       list_tensors_.push_back(element.toTensor());

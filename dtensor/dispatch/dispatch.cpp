@@ -28,8 +28,8 @@ namespace {
 using torch::jit::Stack;
 using Arguments = c10::SmallVector<c10::IValue, 8>;
 
-/// On every rank, before anything moves: ranks without elements would not call the kernel that is not there. The device
-/// is that of the data, which offloaded shards have elsewhere than their mesh.
+/// Throws if the kernel does not exist. Runs on every rank before anything moves, because ranks without elements would
+/// not call it. The device is that of the data, which for offloaded shards differs from the mesh's.
 void check_kernel_exists(const c10::OperatorHandle& op, c10::Device device) {
   const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
   TESSERA_CHECK(NotImplementedError, device.is_meta() || op.hasComputedKernelForDispatchKey(key),
@@ -58,7 +58,7 @@ std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const Cal
   return std::make_unique<const OpPlan>(propagate(rule, rule_call));
 }
 
-/// Throws what the kernel refuses on ranks that have elements. It is asked again after that, as those call it again.
+/// On ranks with empty shards, dry-runs the kernel so that bad arguments throw on every rank.
 void ask_once(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals) {
   if (plan.rule->needs_dry_run) {
     dry_run_kernel(op, call, locals);
@@ -76,7 +76,7 @@ void run_local(const c10::OperatorHandle& op, const CallSignature& call, const O
     }
     return;
   }
-  // What a rule does locally may rest on planned outputs.
+  // A rule's local call may use planned outputs.
   if (plan.rule->local_call && (!plan.outputs_from_results || plan.rule->requires_replicated)) {
     plan.rule->local_call(op, stack, plan);
   } else {
@@ -94,7 +94,7 @@ void write_back_operands(const c10::OperatorHandle& op, const CallSignature& cal
   }
 }
 
-/// The one that the call wrote, which check_materialized_views() allowed.
+/// Carries over the write to a materialized view; check_materialized_views() allowed at most one.
 void carry_over_write(const CallSignature& call) {
   for (const auto& operand : call.operands) {
     const auto* meta = call.is_written(operand.arg) ? dtensor_meta(*operand.tensor) : nullptr;
@@ -108,8 +108,8 @@ void carry_over_write(const CallSignature& call) {
   }
 }
 
-/// Autograd counts writes of the DTensor; its local tensor, which several DTensors may share (p.data()), counts
-/// its own, so that fully_shard can tell whether a shard changed.
+/// Autograd counts writes of the DTensor. Its local tensor, which several DTensors may share (p.data()), has a separate
+/// count, by which fully_shard detects whether a shard changed.
 void count_writes(const CallSignature& call) {
   for (const auto& operand : call.operands) {
     if (!operand.dtensor || !call.is_written(operand.arg)) {
@@ -122,7 +122,7 @@ void count_writes(const CallSignature& call) {
   }
 }
 
-/// Runs the op on local tensors as `plan` says; its arguments' places are on the stack.
+/// Runs the op on local tensors as `plan` says. The stack has placeholders for the arguments.
 void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, Stack* stack) {
   const Locals locals(call, plan);
   if (plan.must_dry_run) {
@@ -142,8 +142,8 @@ void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const Op
   }
 }
 
-/// A call whose operands are DTensors and plain tensors: runs it if these hold nothing, or if autograd made them of
-/// zeros; else throws.
+/// Handles a call with both DTensors and plain tensors: runs it if the plain ones are empty, or zeros made by autograd;
+/// otherwise throws.
 void run_mixed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const CallSignature& call, Stack* stack) {
   if (has_empty_gradients(call) && may_replicate_implicitly(call)) {
     std::copy(call.args.begin(), call.args.end(), stack->end() - std::ssize(call.args));
@@ -192,7 +192,7 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
     run_functional_variant(op, *info.functional, stack);
     return;
   }
-  // The call's arguments leave the stack: they keep the DTensors alive, and are what in-place ops return.
+  // Moves the call's arguments off the stack: they keep the DTensors alive, and in-place ops return them.
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(info.kinds.size());
   const Arguments arguments(std::make_move_iterator(first), std::make_move_iterator(stack->end()));
   const CallSignature call(info, arguments);

@@ -32,7 +32,7 @@ constexpr const char* kLoadBefore =
 
 constexpr const char* kBackwardBefore = "If this is an optimizer step, run backward() first";
 
-/// Behind kBackwardBefore.
+/// Follows kBackwardBefore.
 constexpr const char* kPlainState =
     "; an Adagrad is to be made after the model was sharded; if the optimizer's state is plain otherwise, as "
     "torch::load "
@@ -40,7 +40,7 @@ constexpr const char* kPlainState =
     "dcp::set_optimizer_state_dict(net, optimizer, dcp::get_optimizer_state_dict(plain, plain_optimizer), "
     "{.full_state_dict = true}), or dcp::load a checkpoint";
 
-/// In few words, where that is not likely.
+/// Short version for unlikely cases.
 constexpr const char* kOptimizerState =
     ". If this is an optimizer step, run backward() first; if the optimizer's state is plain, set it by "
     "dcp::set_optimizer_state_dict(net, optimizer, dcp::get_optimizer_state_dict(plain, plain_optimizer), "
@@ -48,7 +48,7 @@ constexpr const char* kOptimizerState =
 
 constexpr const char* kClipGradients = "To clip gradients, call tessera::clip_grad_norm_ (dtensor/clip_grad_norm.h). ";
 
-/// torch::load gives a parameter the memory of another tensor.
+/// Returns whether the op gives a parameter another tensor's memory, as torch::load does.
 bool takes_other_memory(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   return name == "aten::set_" || name == "aten::set";
@@ -69,13 +69,14 @@ bool writes_plain(const CallSignature& call) {
       call.operands, [&](const CallOperand& operand) { return !operand.dtensor && call.is_written(operand.arg); });
 }
 
-/// As x.add_(y) with a plain x, which an optimizer's state may be. Not as a layer, which writes running statistics.
+/// Returns whether the call is like x.add_(y) with a plain x, such as an optimizer's state. Excludes layers that write
+/// running statistics.
 bool updates_plain(const CallSignature& call) {
   const auto& first = call.operands[0];
   return first.arg == 0 && !first.dtensor && call.is_written(0);
 }
 
-/// For a parameter that is sharded, or its gradient. What is written to one that was gathered by hand would be lost.
+/// Returns the remedy for a sharded parameter, or its gradient. Writes to a manually gathered one would be lost.
 std::string remedy_for_sharded(const c10::OperatorHandle& op, const CallSignature& call,
                                const ParameterOrigin& origin) {
   if (takes_other_memory(op)) {
@@ -104,21 +105,21 @@ std::string remedy_for_sharded(const c10::OperatorHandle& op, const CallSignatur
       origin.module, kBackwardBefore);
 }
 
-/// As torch::nn::utils::clip_grad_norm_ does with the norms of gradients.
+/// Returns whether the call joins norms, as torch::nn::utils::clip_grad_norm_ does with those of gradients.
 bool joins_norms(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto& name = op.operator_name().name;
   return (name == "aten::stack" || name == "aten::cat") &&
          std::ranges::all_of(call.operands, [](const CallOperand& operand) { return operand.tensor->numel() == 1; });
 }
 
-/// And with a gradient that is plain.
+/// Returns whether the call scales by a DTensor without dims, as clip_grad_norm_ does with a plain gradient.
 bool scales_by_number(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto& name = op.operator_name().name;
   const auto& factor = call.operands.back();
   return (name == "aten::mul_" || name == "aten::_foreach_mul_") && factor.dtensor && factor.tensor->dim() == 0;
 }
 
-/// An optimizer's state takes in what is like a parameter.
+/// Returns whether the call may update an optimizer's state, from tensors like a parameter.
 bool may_update_state(const CallSignature& call) {
   return updates_plain(call) && std::ranges::any_of(call.operands, [](const CallOperand& operand) {
            return operand.dtensor && operand.tensor->dim() > 0;
@@ -155,7 +156,7 @@ std::string remedy_for_mixed(const c10::OperatorHandle& op, const CallSignature&
 
 constexpr const char* kOnDTensors = "of DTensors: ";
 
-/// For an error that does not say so itself.
+/// Describes the call, for errors that do not.
 std::string describe_call(const c10::OperatorHandle& op, const CallSignature& call) {
   return fmt::format(
       "{} {}{}. The sizes, dtypes and numbers must fit as those of the whole tensors; where they do and "
@@ -164,7 +165,7 @@ std::string describe_call(const c10::OperatorHandle& op, const CallSignature& ca
       toString(op.operator_name()), kOnDTensors, describe_arguments(call));
 }
 
-/// Whether redistribute() takes a tensor from any of the operands' meshes to any other.
+/// Returns whether redistribute() can move a tensor between any two of the operands' meshes.
 bool share_root(const CallSignature& call) {
   std::optional<DeviceMesh> root;
   return std::ranges::all_of(call.operands, [&](const CallOperand& operand) {
@@ -243,7 +244,7 @@ void check_materialized_views(const c10::OperatorHandle& op, const CallSignature
         "before it",
         toString(op.operator_name()), reason, describe_arguments(call));
   }
-  // What one of them is to see of what is written to another depends on the order.
+  // Otherwise the result would depend on the order of writes.
   TESSERA_CHECK(NotImplementedError, written_views == 0 || written == 1,
                 "{} writes to several tensors, of which one is a view whose data had to be moved: {}. Call it for one "
                 "at a time",
@@ -302,7 +303,7 @@ void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& cal
   }
 }
 
-// A parameter of fully_shard that should have been gathered is the likelier fault, if the others are none.
+// If only some operands are fully_shard parameters, the likely cause is that these should have been gathered.
 void throw_different_meshes(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto is_managed = [](const CallOperand& operand) { return operand.dtensor && operand.dtensor->origin; };
   const auto managed = std::count_if(call.operands.begin(), call.operands.end(), is_managed);

@@ -1,4 +1,4 @@
-// Hangs dispatch() into libtorch's dispatcher, and the few ops that are not dispatched by rules.
+// Registers dispatch() with libtorch's dispatcher, and the few ops that are not dispatched by rules.
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/equal.h>
@@ -20,12 +20,12 @@ namespace tessera {
 
 namespace {
 
-/// Ops with rules whose composite form would come before the fallback.
+/// Ops with rules whose composite form would otherwise precede the fallback.
 constexpr const char* kNotComposite = R"(
     mish_backward silu_backward linalg_matrix_rank linalg_matrix_rank.tol_tensor linalg_matrix_rank.atol_rtol_tensor
     linalg_matrix_rank.atol_rtol_float)";
 
-/// item(): the reduced value, the same on every rank.
+/// item(): the reduced value, equal on every rank.
 at::Scalar local_scalar_dense(const at::Tensor& tensor) {
   return gather_full(*dtensor_meta(tensor)).item();
 }
@@ -36,15 +36,15 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   return gather_full(*dtensor_meta(a)).equal(gather_full(*dtensor_meta(b)));
 }
 
-/// Whether autograd detaches a gradient now to keep it as a leaf's.
+/// Returns whether autograd is detaching a gradient now to store it in a leaf.
 bool keeps_gradient() {
   const auto node = torch::autograd::get_current_node();
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) != nullptr;
 }
 
-/// The meta of a leaf's gradient that came as a copied view. It is a tensor of its own, since the viewed one is what
-/// backward computed on the way: the next backward, the optimizer and clipping write to it. Its memory may be that of
-/// another copied view.
+/// Returns the meta of a leaf's gradient that is a materialized view. It becomes an independent tensor, because the
+/// viewed one is a temporary of backward, while the next backward, the optimizer and clipping write to the gradient.
+/// Its memory may be that of another materialized view.
 c10::intrusive_ptr<DTensorMeta> meta_of_gradient(const at::Tensor& view) {
   const auto& meta = *dtensor_meta(view);
   check_not_stale(meta, "a leaf's gradient");
@@ -52,8 +52,8 @@ c10::intrusive_ptr<DTensorMeta> meta_of_gradient(const at::Tensor& view) {
                                           meta.origin);
 }
 
-/// A view of all: metas never change, so that both share one, as tensor.data() does. zero_grad() detaches each
-/// gradient.
+/// detach() as a view of the whole tensor. Metas are immutable, so both share one, like tensor.data(). zero_grad()
+/// detaches each gradient.
 at::Tensor detach(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   c10::intrusive_ptr<DTensorMeta> gradient;
@@ -71,12 +71,12 @@ bool is_same_size(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes();
 }
 
-// set_data may turn a tensor from plain to DTensor and back: fully_shard's parameters keep their identity.
+// set_data may turn a plain tensor into a DTensor and back: fully_shard's parameters keep their identity.
 bool has_compatible_shallow_copy_type(const at::Tensor& /*self*/, const at::Tensor& /*from*/) {
   return true;
 }
 
-// The meta backend comes before PrivateUse1 where both meet: a plain tensor without memory becomes a DTensor.
+// The meta backend precedes PrivateUse1 if both occur: a plain tensor without memory becomes a DTensor.
 bool has_compatible_shallow_copy_type_on_meta(const at::Tensor& self, const at::Tensor& from) {
   return dtensor_meta(self) || dtensor_meta(from) ||
          self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
@@ -91,7 +91,7 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   return false;
 }
 
-/// detach_, tagged as one that inplace_view.cpp has, leaves the tensor as it is.
+/// detach_ is tagged like the ops of inplace_view.cpp, but leaves the tensor unchanged.
 bool has_own_kernel(const c10::OperatorHandle& op) {
   static const std::vector<std::string> joins = aten_ops(kGradientJoins), others = aten_ops(kOtherOwnKernels);
   const auto name = toString(op.operator_name());
@@ -101,7 +101,8 @@ bool has_own_kernel(const c10::OperatorHandle& op) {
   return (op.hasTag(at::Tag::inplace_view) && name != "aten::detach_") || has(joins) || has(others);
 }
 
-/// rand_like, bernoulli and their kin: their kernels make an empty tensor and draw in place, on DTensors too.
+/// Returns true for rand_like, bernoulli and similar ops, whose kernels make an empty tensor, even a DTensor, and draw
+/// in place.
 bool draws_by_other_ops(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded);
 }

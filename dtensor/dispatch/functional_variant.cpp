@@ -35,7 +35,7 @@ const std::vector<std::string>& find_overloads(const std::string& name) {
   return found == overloads->end() ? none : found->second;
 }
 
-/// Arguments that a functional form has as well: all but those of an out= op that are only written.
+/// Returns arguments that the functional variant also has: all except those that an out= op only writes.
 std::vector<size_t> input_positions(const c10::FunctionSchema& schema, bool in_place) {
   std::vector<size_t> inputs;
   for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
@@ -61,7 +61,7 @@ bool takes_the_same(const c10::FunctionSchema& functional, const c10::FunctionSc
   return true;
 }
 
-/// Only arg 0 is written, and the name says so.
+/// Returns whether only argument 0 is written, as the name says.
 bool is_in_place(const c10::FunctionSchema& schema) {
   return !schema.arguments().empty() && is_written(schema.arguments()[0]) && schema.name().back() == '_';
 }
@@ -103,8 +103,8 @@ void write_result(const c10::OperatorHandle& op, const at::Tensor& target, const
   target.copy_(result);
 }
 
-/// Ops that compute in the dtype of what they write, where the call names none. (So do var and std, which take no
-/// dtype: theirs is rounded to that of the input first.)
+/// Sets the dtype of ops that compute in the dtype of the written tensor if the call names none. (So do var and std,
+/// which take no dtype; their result is rounded to the input's dtype first.)
 void name_dtype(const c10::FunctionSchema& functional, Stack& args, const c10::IValue& out) {
   static const std::unordered_set<std::string> names{"aten::sum",  "aten::nansum", "aten::prod",
                                                      "aten::mean", "aten::cumsum", "aten::cumprod"};
@@ -139,7 +139,7 @@ std::optional<c10::OperatorHandle> functional_variant(const c10::OperatorHandle&
 
 void run_functional_variant(const c10::OperatorHandle& op, const c10::OperatorHandle& functional, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  // Autocast saw the op that was called, and casts no operands of ops that write.
+  // Autocast saw the original op, and casts no operands of ops that write.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset.remove(kReplicatingKey));
   const auto& schema = op.schema();
   const size_t num_args = schema.arguments().size();

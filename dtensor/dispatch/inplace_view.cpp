@@ -63,7 +63,7 @@ at::Tensor& squeeze_dims_(at::Tensor& self, at::IntArrayRef dims) {
   return adopt_data(self, self.squeeze(dims));
 }
 
-/// Shards of dims that the new sizes still have stay; the rest is replicated.
+/// Keeps shards of dims that the new sizes still have, and replicates the rest.
 Placements resized_placements(const Placements& placements, int64_t ndim) {
   Placements result = placements;
   for (auto& placement : result) {
@@ -74,8 +74,8 @@ Placements resized_placements(const Placements& placements, int64_t ndim) {
   return result;
 }
 
-/// The elements keep their row-major order, as a plain tensor's do; new ones are undefined. They get new memory, which
-/// views would not see, though those of a plain tensor do, whatever its new sizes.
+/// Keeps the elements in row-major order, as for a plain tensor; new elements are undefined. The elements get new
+/// memory, which views would not see. (Views of a plain tensor would, whatever its new sizes.)
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   const auto* meta = dtensor_meta(self);
   if (self.sizes() == sizes) {

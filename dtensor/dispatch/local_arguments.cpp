@@ -14,7 +14,7 @@ using torch::jit::Stack;
 
 namespace {
 
-/// The list that the op gets for argument `value`: operands i, i + 1, ... of it, of which i becomes the next one.
+/// Returns the list for argument `value` of the op, with operands i, i + 1, .... Advances i.
 template <class Tensors>
 c10::IValue local_list(const c10::IValue& value, const CallSignature& call, const Tensors& locals, size_t& i) {
   const size_t arg = call.operands[i].arg;
@@ -32,7 +32,7 @@ c10::IValue local_list(const c10::IValue& value, const CallSignature& call, cons
   return list;
 }
 
-/// Fills the places of the call's arguments, the last on the stack; `locals[i]` in that of operand i.
+/// Fills the placeholders of the call's arguments, the last ones on the stack, with `locals[i]` for operand i.
 template <class Tensors>
 void put_arguments(const CallSignature& call, const Tensors& locals, Stack* stack) {
   const size_t first = stack->size() - call.args.size();
@@ -49,7 +49,7 @@ void put_arguments(const CallSignature& call, const Tensors& locals, Stack* stac
   }
 }
 
-/// What the mesh's first rank holds of a tensor, as it lies there, but zeros.
+/// Returns zeros with the sizes and strides of the first rank's shard of a tensor.
 at::Tensor zeros_of_first_rank(const DTensorSpec& spec, const at::TensorOptions& options) {
   const DimVector origin(spec.placements().size(), 0);
   const auto sizes =
@@ -57,7 +57,7 @@ at::Tensor zeros_of_first_rank(const DTensorSpec& spec, const at::TensorOptions&
   return at::empty_strided(sizes, local_strides(sizes, spec.strides()), options).zero_();
 }
 
-/// As many dims as `like` has, each of two elements.
+/// Returns a tensor with the number of dims of `like`, each of size 2.
 at::Tensor two_a_dim(const at::Tensor& like) {
   return at::ones(DimVector(static_cast<size_t>(like.dim()), 2), like.options());
 }
@@ -79,7 +79,7 @@ DimVector local_strides(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return result;
 }
 
-/// What moved is row-major, but the plan says otherwise of a whole tensor that keeps its strides.
+/// Moved tensors are row-major, unless the plan requires a full tensor that keeps its strides.
 at::Tensor Locals::moved(const DTensorMeta& from, const DTensorSpec& to) {
   auto local = redistribute_local(from.local, *from.spec, to.placements());
   return to.meta().is_contiguous() ? local : at::empty_strided(to.sizes(), to.strides(), local.options()).copy_(local);
@@ -127,7 +127,7 @@ bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call
   if (!one_list && returns.size() != plan.outputs.size()) {
     return false;
   }
-  // A plain number of the CPU may stand beside DTensors of a GPU.
+  // A plain CPU number may be combined with DTensors on a GPU.
   const auto like = std::find_if(call.operands.begin(), call.operands.end(), [](const auto& o) { return o.dtensor; });
   const auto options = locals[static_cast<size_t>(like - call.operands.begin())].options();
   std::vector<at::Tensor> results;

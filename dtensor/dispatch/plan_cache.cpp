@@ -10,13 +10,14 @@ namespace tessera {
 
 namespace {
 
-/// Plans are dropped together beyond this many: programs with ever-changing sizes must not grow for ever.
+/// Limit beyond which all plans are dropped, because programs with ever-changing sizes must not grow forever.
 constexpr size_t kMaxCachedPlans = 1 << 16;
 
-/// And beyond plans for this many meshes, sub-meshes among them: each of their groups may hold a socket for each peer.
+/// Limit of meshes, including sub-meshes, because each of their groups may hold a socket for each peer.
 constexpr size_t kMaxMeshes = 64;
 
-/// A Tensor?[]: its entries that are not defined are no operands, so that its length is a part of the key by itself.
+/// Returns whether the argument is a Tensor?[]. Its undefined entries are not operands, so its length is part of the
+/// key.
 bool is_list_of_optional(const CallSignature& call, size_t arg) {
   return call.info->kinds[arg] == OpInfo::ArgKind::TensorList && call.args[arg].isList() &&
          !call.args[arg].isTensorList();
@@ -28,7 +29,7 @@ int64_t list_size(const CallSignature& call, size_t arg) {
 
 }  // namespace
 
-/// The key in owned form, so that equal hashes are told apart.
+/// Owned form of the key, to distinguish calls with equal hashes.
 struct PlanCache::Entry {
   struct Operand {
     size_t arg;
@@ -121,7 +122,7 @@ void PlanCache::free_dropped() {
   const auto dropped = std::exchange(dropped_, {});  // plans may free groups
 }
 
-/// Makes room for one more plan, of a mesh of this groups_hash(), so that at least half of the table stays empty.
+/// Makes room for one more plan, of a mesh with this groups_hash(), so that at least half of the table stays empty.
 void PlanCache::make_room(uint64_t groups) {
   const auto is_known = [&] { return std::ranges::find(meshes_, groups) != meshes_.end(); };
   if (size_ >= kMaxCachedPlans || (meshes_.size() >= kMaxMeshes && !is_known())) {

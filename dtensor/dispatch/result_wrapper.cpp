@@ -43,12 +43,12 @@ at::Tensor laid_out_as(at::Tensor local, const TensorMeta& whole) {
 at::Tensor ResultWrapper::wrap_view(at::Tensor local, SpecPtr spec, size_t index) const {
   const auto& operand = call.operands[0];
   const auto* viewed = operand.dtensor;
-  // A view is an inference tensor where the viewed one is, whatever mode it was made in, as autograd asserts.
+  // A view is an inference tensor if the viewed one is, in any mode, as autograd asserts.
   std::optional<c10::InferenceMode> mode;
   if (operand.tensor->is_inference() != c10::InferenceMode::is_enabled()) {
     mode.emplace(operand.tensor->is_inference());
   }
-  // A viewed tensor that was moved is a copy, and so are its views. So is a view that local strides do not allow.
+  // If the viewed tensor was moved, it is a copy, and so are its views. So is a view that local strides do not allow.
   const bool copied = viewed && (plan.redistribute[0] || viewed->materialized_view || plan.rule->views_are_copies ||
                                  (local.numel() > 0 && !local.is_alias_of(viewed->local)));
   const auto elements =

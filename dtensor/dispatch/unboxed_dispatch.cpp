@@ -1,5 +1,5 @@
-// The second way into an op on DTensors: a kernel that boxes nothing, for the commonest signatures, where the plan is
-// known and all that is left to do is a call on the local tensors.
+// Unboxed kernels for ops on DTensors with the most common signatures, used if the plan is cached and only a call on
+// the local tensors remains.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -22,7 +22,7 @@ namespace tessera {
 
 namespace {
 
-/// What a boxed call would have on its stack, but without counting references to tensors: the caller's outlive it.
+/// Like the stack of a boxed call, but without reference counts of tensors, because the caller's outlive it.
 template <size_t N>
 struct BorrowedArguments {
   template <class... Args>
@@ -58,8 +58,8 @@ const at::Scalar& next_local(const at::Scalar& number, const Locals& /*locals*/,
   return number;
 }
 
-/// Runs an op that writes nothing and returns one tensor. What is not in the cache, or needs more than a call of the
-/// op on the local tensors, goes to dispatch().
+/// Runs an op that writes nothing and returns one tensor. Calls that are not in the cache, or that need more than a
+/// call of the op on local tensors, go to dispatch().
 template <class... Args>
 struct UnboxedDispatch {
   static constexpr size_t kTensors = (size_t{std::is_same_v<Args, const at::Tensor&>} + ...);
@@ -110,8 +110,8 @@ torch::CppFunction unboxed(const c10::OperatorHandle& op) {
   return torch::CppFunction(UnboxedDispatch<Args...>{op.typed<at::Tensor(Args...)>()});
 }
 
-/// "tts" for an op of (Tensor, Tensor, Scalar) that writes nothing and returns one tensor; else "", or what no
-/// UnboxedDispatch is for.
+/// Returns "tts" for an op of (Tensor, Tensor, Scalar) that writes nothing and returns one tensor; otherwise "", or a
+/// signature without an UnboxedDispatch.
 std::string describe_signature(const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
   if (returns.size() != 1 || returns[0].real_type()->kind() != c10::TypeKind::TensorType) {

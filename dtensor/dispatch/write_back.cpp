@@ -24,7 +24,7 @@ void write_back(const c10::OperatorHandle& op, const CallOperand& operand, const
     home.local.copy_(redistribute_local(local, *spec, home.spec->placements()));
     return;
   }
-  const bool owns = has_own_local_memory(*operand.tensor);  // where a shard is empty, views share nothing
+  const bool owns = has_own_local_memory(*operand.tensor);  // if a shard is empty, views share nothing
   TESSERA_CHECK(NotImplementedError, same_on_all_ranks({owns}, home.spec->mesh()) && owns,
                 "{}: it writes to {} {}, a pending norm whose memory other tensors have too, such as one that detach() "
                 "or a view made, or that a backward needs. redistribute() it first",

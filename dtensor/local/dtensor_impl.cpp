@@ -8,18 +8,19 @@ namespace tessera {
 
 namespace {
 
-/// Adds nothing to TensorImpl but access to what it protects, so copies made by shallow_copy_and_detach are alike.
+/// Only provides access to protected members of TensorImpl, so copies made by shallow_copy_and_detach are equivalent.
 class DTensorImpl : public c10::TensorImpl {
  public:
   DTensorImpl(c10::Storage&& storage, caffe2::TypeMeta dtype, c10::DeviceType device)
       : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype) {
-    // Autocast follows the backend bit; a DTensor is cast as its real device is. That of PrivateUse1 is there too, for
-    // ImplicitReplication (implicit_replication.h).
+    // Autocast follows the backend bit, so that a DTensor is cast like its real device. PrivateUse1's autocast key is
+    // also set, for ImplicitReplication (implicit_replication.h).
     key_set_ =
         key_set_.add(device == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
   }
 
-  /// As set_backend_meta() of a new tensor, whose make_unique() clears all of an ExtraMeta before it constructs it.
+  /// Like set_backend_meta() of a new tensor, whose make_unique() clears an ExtraMeta completely before constructing
+  /// it.
   void set_meta(c10::intrusive_ptr<c10::BackendMeta> meta) {
     extra_meta_.reset(new c10::ExtraMeta);  // NOLINT(modernize-make-unique): see above
     extra_meta_->backend_meta_ = std::move(meta);
@@ -39,7 +40,7 @@ c10::Storage make_storage_without_data(c10::Device device) {
   return storage;
 }
 
-/// One for all DTensors that a thread makes on a device: nothing is ever in it, and making it costs as much as the rest
+/// Empty storage shared by all DTensors that a thread makes on a device, because making one costs as much as the rest
 /// of wrapping.
 const c10::Storage& storage_without_data(c10::Device device) {
   thread_local c10::Storage last = make_storage_without_data(device);
@@ -63,7 +64,7 @@ const SpecPtr& dtensor_spec(const at::Tensor& tensor) {
 
 bool has_own_local_memory(const at::Tensor& tensor) {
   const auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-  const size_t owners = meta.use_count() - 1;  // but for this one; detached copies share it
+  const size_t owners = meta.use_count() - 1;  // without this one; detached copies share it
   const at::Tensor& local = dtensor_meta(tensor)->local;
   return owners == 1 && local.use_count() == 1 && local.has_storage() && local.storage().use_count() == 1;
 }

@@ -44,7 +44,7 @@ void check_sizes_across_ranks(const at::Tensor& local, const std::vector<int64_t
 
 namespace {
 
-/// NaNs are the same where their bits are.
+/// Compares bits, so NaNs with the same bits are equal.
 bool same_values(const at::Tensor& a, const at::Tensor& b) {
   const auto bytes = [](const at::Tensor& tensor) {
     return tensor.resolve_conj().resolve_neg().contiguous().view({-1}).view(at::kByte);

@@ -9,7 +9,7 @@ at::Tensor gather_full(const DTensorMeta& meta) {
   const auto& spec = *meta.spec;
   auto placements = spec.placements();
   for (size_t axis = 0; axis < placements.size(); ++axis) {
-    if (spec.mesh().shape()[axis] == 1) {  // all placements are the same data
+    if (spec.mesh().shape()[axis] == 1) {  // all placements have the same data
       placements[axis] = Replicate();
     }
   }

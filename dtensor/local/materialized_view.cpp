@@ -14,7 +14,7 @@ namespace tessera {
 
 namespace {
 
-/// A version counter, and what it said.
+/// Version counter and the version that it had.
 struct SeenVersion {
   static SeenVersion of(const at::Tensor& tensor) {
     const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -25,7 +25,7 @@ struct SeenVersion {
            !(expects_one && counter.current_version() == version + 1);
   }
 
-  /// `expects`: for expects_one.
+  /// `expects` initializes expects_one.
   void see_write(bool expects) {
     version = counter.current_version();
     expects_one = expects;
@@ -33,10 +33,10 @@ struct SeenVersion {
 
   c10::VariableVersion counter;
   uint32_t version;
-  bool expects_one = false;  // autograd counts a write that is known once it is done
+  bool expects_one = false;  // autograd will count a known write after it
 };
 
-/// A local tensor, as long as somebody else has its memory.
+/// Local tensor, as long as another owner keeps its memory.
 class LocalMemory {
  public:
   explicit LocalMemory(const at::Tensor& local)
@@ -47,7 +47,7 @@ class LocalMemory {
         strides_(local.strides()),
         offset_(local.storage_offset()) {}
 
-  /// Undefined where nobody has it.
+  /// Returns an undefined tensor if it has no other owner.
   at::Tensor tensor() const {
     auto storage = storage_.lock();
     if (!storage) {
@@ -58,7 +58,7 @@ class LocalMemory {
     return tensor;
   }
 
-  /// Whether somebody has it and took its bytes away, as units do with full parameters.
+  /// Returns whether it has an owner that released its memory, as units do with full parameters.
   bool is_freed() const {
     const auto storage = storage_.lock();
     const bool is_empty = c10::multiply_integers(sizes_) == 0;
@@ -73,11 +73,11 @@ class LocalMemory {
   int64_t offset_;
 };
 
-/// What a write to a view needs of the tensor that it views.
+/// Information about the viewed tensor for a write to a view.
 struct Target {
   LocalMemory local;
   SpecPtr spec;
-  int64_t offset;  // of the DTensor, from which views count theirs
+  int64_t offset;  // of the DTensor, to which views' offsets are relative
 };
 
 std::optional<SlicedDims> locate_view(const at::Tensor& view, const Target& target) {
@@ -103,7 +103,7 @@ void copy_to_target(const at::Tensor& view, const Target& target) {
 struct MaterializedView::Viewed {
   SeenVersion tensor;
   std::optional<SeenVersion> local;
-  std::optional<Target> target;  // none: nothing can be carried over
+  std::optional<Target> target;  // none: writes cannot be copied back
 };
 
 MaterializedView MaterializedView::of(const at::Tensor& viewed, Elements elements) {
@@ -132,7 +132,7 @@ bool MaterializedView::is_stale() const {
 
 MaterializedView MaterializedView::of_itself() const {
   auto tensor = viewed_->tensor;
-  ++tensor.version;  // autograd counts what changes the tensor's sizes as a write, once it is done
+  ++tensor.version;  // autograd counts a change of the tensor's sizes as a write afterwards
   MaterializedView view;
   view.viewed_ = std::make_shared<const Viewed>(
       Viewed{.tensor = std::move(tensor), .local = std::nullopt, .target = std::nullopt});
@@ -164,7 +164,7 @@ MaterializedView MaterializedView::carry_over(const at::Tensor& view, bool is_co
   if (written.tensor.counter.enabled() && written.local && written.local->counter.enabled()) {
     const auto before = written.tensor.counter.current_version();
     written.local->counter.bump();
-    const bool is_one_counter = written.tensor.counter.current_version() != before;  // as from_local makes it
+    const bool is_one_counter = written.tensor.counter.current_version() != before;  // as made by from_local
     written.local->see_write(!is_counted && is_one_counter);
     written.tensor.see_write(!is_counted);
   }

@@ -18,7 +18,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// A range of libtorch's profiler; without one, it costs a branch.
+/// Range for libtorch's profiler; without one, it costs a branch.
 class RedistributeRange {
  public:
   RedistributeRange(const char* part, const Placements& from, const Placements& to)
@@ -32,8 +32,8 @@ class RedistributeRange {
   at::RecordFunction range_;
 };
 
-/// Contiguous in dims of one element too, whose stride is any to contiguous(): some kernels choose by it what they
-/// return (_embedding_bag).
+/// Makes a tensor contiguous, including dims of size 1, whose strides contiguous() ignores, because some kernels choose
+/// their result's layout by them (_embedding_bag).
 at::Tensor with_canonical_strides(const at::Tensor& tensor) {
   auto result = tensor.contiguous();
   const auto strides = c10::contiguous_strides(result.sizes());
@@ -58,7 +58,7 @@ void check_dtypes(const RedistributeOptions& options) {
   }
 }
 
-/// The dtype in which the data of `from` travel and arrive.
+/// Returns the dtype in which the data of `from` is sent and received.
 at::ScalarType moved_dtype(const DTensorSpec& from, const RedistributeOptions& options) {
   return c10::isFloatingType(from.dtype()) ? options.forward_dtype.value_or(from.dtype()) : from.dtype();
 }
@@ -67,7 +67,7 @@ SpecPtr in_dtype(SpecPtr spec, at::ScalarType dtype) {
   return spec->dtype() == dtype ? spec : spec->with_dtype(dtype);
 }
 
-/// What redistribute makes: null if it is the tensor itself.
+/// Returns the spec of redistribute's result; null if it is the tensor itself.
 SpecPtr result_spec(const DTensorSpec& from, Placements placements, const RedistributeOptions& options) {
   check_dtypes(options);
   auto target = normalized(std::move(placements), from.ndim(), from.mesh().ndim(), "redistribute");
@@ -86,10 +86,10 @@ LocalMove start_move(const at::Tensor& tensor, const DTensorSpec& to) {
   return LocalMove(meta->local.to(to.dtype()), from, to.placements());
 }
 
-/// Makes the moved local tensor the result of a differentiable op on the tensor that it was moved from.
+/// Wraps the moved local tensor as the result of a differentiable op on the original tensor.
 class RedistributeFunction : public torch::autograd::Function<RedistributeFunction> {
  public:
-  /// Not a tensor as far as autograd is concerned.
+  /// Autograd does not treat this as a tensor.
   struct Moved {
     at::Tensor local;
     SpecPtr spec;
@@ -118,7 +118,8 @@ class RedistributeFunction : public torch::autograd::Function<RedistributeFuncti
   }
 };
 
-/// `placements` of a sub-mesh as those of `root`, where its axes are those that `axes` numbers; Replicate on others.
+/// Converts `placements` of a sub-mesh to those of `root`: `axes` has the indices of its axes there. Other axes are
+/// Replicate.
 Placements lifted(const Placements& placements, const std::vector<size_t>& axes, size_t root_ndim) {
   Placements result(root_ndim, Replicate());
   for (size_t i = 0; i < axes.size(); ++i) {
@@ -131,7 +132,7 @@ Placements lifted(const Placements& placements, const std::vector<size_t>& axes,
   return with_shard_order(std::move(result), order);
 }
 
-/// The axes of `root` that `mesh` consists of.
+/// Returns the axes of `root` that `mesh` consists of.
 std::vector<size_t> axes_in_root(const DeviceMesh& mesh, const DeviceMesh& root) {
   std::vector<size_t> axes;
   for (const auto& name : mesh.axis_names()) {
@@ -145,8 +146,8 @@ std::vector<size_t> axes_in_root(const DeviceMesh& mesh, const DeviceMesh& root)
   return axes;
 }
 
-/// The same local tensor, seen as part of a DTensor on another mesh. Each mesh's axes that the other one lacks hold
-/// copies.
+/// Returns the same local tensor as part of a DTensor on another mesh. Along axes that only one of the meshes has, the
+/// ranks hold copies.
 class ChangeMeshFunction : public torch::autograd::Function<ChangeMeshFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const SpecPtr& to) {
@@ -166,7 +167,7 @@ class ChangeMeshFunction : public torch::autograd::Function<ChangeMeshFunction> 
   }
 };
 
-/// As a tensor on its mesh's root.
+/// Returns the tensor on its mesh's root.
 at::Tensor on_root(const at::Tensor& tensor, const DeviceMesh& root) {
   const auto& spec = dtensor_spec(tensor);
   if (spec->mesh() == root) {

@@ -17,21 +17,21 @@ StepInFlight done(at::Tensor result) {
   return {.collective = Pending(), .finish = [result = std::move(result)] { return result; }};
 }
 
-/// One step's view of the mesh: the ranks along its axis, and this one's place among them.
+/// A step's view of the mesh: the ranks along its axis, and this rank's index among them.
 struct AxisView {
   const ProcessGroupPtr& group;
   int64_t num_ranks;
   int64_t rank;
 };
 
-/// For a collective, which sends memory: what a lazy conj() or imag() has not computed yet is no part of it.
+/// Pads a tensor for a collective, which sends memory: first resolves a lazy conj() or imag().
 at::Tensor pad_rows(const at::Tensor& tensor, int64_t rows) {
   if (tensor.size(0) == rows) {
     return tensor.resolve_conj().resolve_neg().contiguous();
   }
   std::vector<int64_t> padding(static_cast<size_t>(2 * tensor.dim()), 0);
   padding.back() = rows - tensor.size(0);
-  return at::constant_pad_nd(tensor, padding).contiguous();  // which keeps a channels-last order of four dims
+  return at::constant_pad_nd(tensor, padding).contiguous();  // it keeps a channels-last order of four dims
 }
 
 std::vector<int64_t> sizes_with_rows(const at::Tensor& tensor, int64_t rows) {
@@ -40,7 +40,7 @@ std::vector<int64_t> sizes_with_rows(const at::Tensor& tensor, int64_t rows) {
   return sizes;
 }
 
-/// Chunks but the last are full, so padding can only sit at the end of the concatenation: one narrow drops it.
+/// All chunks except the last are full, so padding is only at the end of the concatenation, and one narrow removes it.
 StepInFlight all_gather_dim(const at::Tensor& local, int64_t dim, int64_t length, const AxisView& axis) {
   const int64_t chunk = chunk_length(length, axis.num_ranks);
   const auto input = pad_rows(local.movedim(dim, 0), chunk);
@@ -61,8 +61,8 @@ StepInFlight reduce_scatter_dim(const at::Tensor& local, int64_t dim, ReduceOp o
           .finish = [output, input, dim, own] { return output.narrow(0, 0, own).movedim(0, dim).contiguous(); }};
 }
 
-/// Shard(from) of global extent `from_length` → Shard(to). Every rank sends every other one piece; sizes of
-/// all pieces follow from the extents, so none are exchanged.
+/// Redistributes Shard(from) with global size `from_length` to Shard(to). Every rank sends one piece to every other.
+/// All sizes follow from the global sizes, so none are exchanged.
 StepInFlight all_to_all_dim(const at::Tensor& local, int64_t from, int64_t from_length, int64_t to,
                             const AxisView& axis) {
   const int64_t to_length = local.size(to);
@@ -94,7 +94,7 @@ StepInFlight all_to_all_dim(const at::Tensor& local, int64_t from, int64_t from_
           }};
 }
 
-/// A pending p-norm is the root of a sum of powers. These are larger than 16 bits hold where norms are not.
+/// Converts the terms of a Partial p-norm, the root of a sum of powers. Powers may exceed 16 bits where norms do not.
 at::Tensor norms_to_powers(const at::Tensor& norms, double p) {
   return norms.to(at::toOpMathType(norms.scalar_type())).pow(p).contiguous();
 }
@@ -103,7 +103,7 @@ at::Tensor powers_to_norms(const at::Tensor& powers, double p, at::ScalarType dt
   return powers.pow(1.0 / p).to(dtype);
 }
 
-/// One term alone is the value, under every placement, and may have been written: no power of it is taken.
+/// Returns whether there are several terms. A single one is the value itself, and may have been written.
 bool is_norm_of_terms(const Placement& placement, const AxisView& axis) {
   return placement.is_norm_partial() && axis.num_ranks > 1;
 }
@@ -136,8 +136,8 @@ StepInFlight scatter_partial(const at::Tensor& local, const Placement& from, int
           }};
 }
 
-/// A value that all ranks hold as the terms of a reduction: where the op is not idempotent, the first rank
-/// keeps it and the others hold the neutral element.
+/// Turns a value that all ranks hold into terms of a reduction. If the op is not idempotent, the first rank keeps the
+/// value, and the others get the neutral element.
 at::Tensor make_partial(const at::Tensor& local, const Placement& to, const AxisView& axis) {
   const bool every_rank_keeps =
       to.is_partial(ReduceOp::Avg) || to.is_partial(ReduceOp::Min) || to.is_partial(ReduceOp::Max);
@@ -157,13 +157,13 @@ at::Tensor pad_to_partial(const at::Tensor& local, int64_t dim, int64_t length, 
   return result;
 }
 
-/// The extent of `dim` that the ranks along `axis` share: the global size as the other axes cut it.
+/// Returns the size of `dim` that the ranks along `axis` share: the global size as sharded by the other axes.
 int64_t shared_length(const DTensorSpec& spec, Placements current, size_t axis, int64_t dim) {
   current[axis] = Replicate();
   return local_range(spec.sizes()[static_cast<size_t>(dim)], dim, current, spec.position()).length;
 }
 
-/// The step's result without data, as `local` is: nothing is sent.
+/// Returns the step's result without data if `local` has none; nothing is sent.
 at::Tensor meta_result(const at::Tensor& local, const RedistributeStep& step, const DTensorSpec& spec,
                        const Placements& current) {
   return at::empty(local_sizes(spec.sizes(), after_step(current, step), spec.position()), local.options());

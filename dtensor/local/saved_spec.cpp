@@ -12,7 +12,7 @@ struct SpecHolder : torch::CustomClassHolder {
 }  // namespace
 
 void save_spec(torch::autograd::AutogradContext* context, SpecPtr spec) {
-  // Libtorch would make plain zeros of a gradient that is not there.
+  // Otherwise libtorch would replace an undefined gradient by plain zeros.
   context->set_materialize_grads(false);
   context->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<SpecHolder>(std::move(spec)));
 }

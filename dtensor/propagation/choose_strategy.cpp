@@ -1,4 +1,4 @@
-// Which of a rule's strategies moves the fewest bytes.
+// Chooses the strategy of a rule that moves the fewest bytes.
 
 #include <algorithm>
 #include <limits>
@@ -12,13 +12,13 @@ namespace {
 
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
-/// Strategies say what each axis cuts; in which order axes cut is decided for the whole call.
+/// Ignores the order of axes, which is decided for the whole call; strategies only state the dim that each axis shards.
 bool equal_without_order(const Placement& a, const Placement& b) {
   return a.without_order() == b.without_order();
 }
 
-/// Bytes that one rank sends to go from one placement to another. The constant makes a free local move
-/// (chunk) cost more than no move.
+/// Returns the bytes that one rank sends to change a placement. A constant makes a free local move (chunk) cost more
+/// than no move.
 double move_cost(const Placement& from, const Placement& to, double bytes, double num_ranks) {
   if (equal_without_order(from, to)) {
     return 0;
@@ -45,14 +45,14 @@ Placement placement_on(const Operand& operand, size_t axis) {
   return operand.spec ? operand.spec->placements()[axis] : Placement(Replicate());
 }
 
-/// Whether each result is a tensor that the call writes: in-place and out= ops.
+/// Returns for each result whether it is a tensor that the call writes, as with in-place and out= ops.
 bool returns_written_operands(const OpCall& call) {
   const auto& returns = call.op.schema().returns();
   return !returns.empty() && std::all_of(returns.begin(), returns.end(), [](const auto& r) { return is_written(r); });
 }
 
-/// The local op returns what it wrote: output and written operand have one placement. Nothing is planned of outputs
-/// that only running the op can tell.
+/// Returns whether outputs are placed like the written operands, which the local op returns. Outputs that only running
+/// the op can determine are not planned.
 bool outputs_are_written_operands(const OpCall& call, const AxisStrategy& strategy) {
   PlacementVector written;
   for (size_t i = 0; i < call.operands.size(); ++i) {
@@ -63,7 +63,7 @@ bool outputs_are_written_operands(const OpCall& call, const AxisStrategy& strate
   return strategy.outputs.empty() || written == strategy.outputs;
 }
 
-/// The way back of a written operand: a tensor that was pending becomes the only term.
+/// Returns the cost of moving a written operand back; a Partial tensor gets the result as its only term.
 double cost_back(const Placement& from, const Placement& to, double bytes, double num_ranks) {
   if (to.is_partial()) {
     return from.is_replicate() ? 1 : kImpossible;

@@ -9,20 +9,20 @@ namespace tessera {
 
 namespace {
 
-/// As many dims as `meta` has, all of size 1.
+/// Returns a tensor with the number of dims of `meta`, all of size 1.
 at::Tensor one_element(const TensorMeta& meta) {
   return at::ones(DimVector(meta.sizes.size(), 1), at::TensorOptions().dtype(meta.dtype));
 }
 
-/// What becomes of plain numbers that are tensors of the CPU. Most ops take them beside tensors of any device, and some
-/// read them; the others get stand-ins. One of another GPU or meta has to be on the device.
+/// Treatment of plain CPU tensors that are numbers. Most ops accept them with tensors of any device, and some read
+/// them; the others get stand-ins. Numbers on another GPU or meta must be on the device.
 enum class Numbers { OfCpuStay, AllReplaced };
 
 bool stays(const at::Tensor& number, c10::DeviceType device, Numbers numbers) {
   return number.device().type() == device || (number.is_cpu() && numbers == Numbers::OfCpuStay);
 }
 
-/// `stand_in` for `number`, of the same weight where dtypes are promoted.
+/// Returns `stand_in` for `number`, with the same weight in type promotion.
 at::Tensor with_promotion_weight(const at::Tensor& number, at::Tensor stand_in) {
   if (number.unsafeGetTensorImpl()->is_wrapped_number()) {
     stand_in.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -30,7 +30,7 @@ at::Tensor with_promotion_weight(const at::Tensor& number, at::Tensor stand_in) 
   return stand_in;
 }
 
-/// The arguments with stand-ins for the operands, made by `make` on `device`.
+/// Returns the arguments, with operands replaced by stand-ins that `make` creates on `device`.
 template <class Make>
 torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device, Make make,
                                      Numbers numbers = Numbers::OfCpuStay) {
@@ -72,7 +72,7 @@ torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device,
   return stack;
 }
 
-/// The defined tensors of an op's results, lists opened.
+/// Returns the defined tensors of an op's results, with lists expanded.
 std::vector<at::Tensor> result_tensors(const torch::jit::Stack& results) {
   std::vector<at::Tensor> tensors;
   for (const auto& value : results) {
@@ -99,7 +99,7 @@ bool has_plain_number(const OpCall& call) {
   return std::ranges::any_of(call.operands, [](const Operand& operand) { return !operand.spec; });
 }
 
-/// What the op returns for meta tensors. Some ops refuse numbers of the CPU beside these.
+/// Returns the op's results for meta tensors. Some ops reject CPU numbers among these.
 std::vector<at::Tensor> results_on_meta(const OpCall& call) {
   const auto run = [&](Numbers numbers) {
     auto stack = stand_in_arguments(call, at::kMeta, meta_tensor, numbers);
@@ -116,7 +116,7 @@ std::vector<at::Tensor> results_on_meta(const OpCall& call) {
     }
     try {
       return run(Numbers::AllReplaced);
-    } catch (const c10::Error&) {  // the first one says more, if the op reads the number
+    } catch (const c10::Error&) {  // the first error is more informative if the op reads the number
     }
     throw;
   }

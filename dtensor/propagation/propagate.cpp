@@ -10,9 +10,10 @@ namespace tessera {
 
 namespace {
 
-/// Whether this rank has no element of an operand of which others have some, so that its kernel might take what theirs
-/// refuse, and the op may be called on zeros to find out: it draws nothing, is no view, and has no effect that could be
-/// a program's own. Of lists only where all tensors are empty here: else they would be all of a model's parameters.
+/// Returns whether this rank must dry-run the kernel: it has no element of an operand of which others have some, so its
+/// kernel might accept arguments that theirs reject. The op must be safe to call on zeros: it draws nothing, is no
+/// view, and has no effects that could be a program's own. For lists, only if all tensors are empty here, because
+/// otherwise they could be all parameters of a model.
 bool must_dry_run(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
   const auto lacks_elements = [](const SpecPtr& spec) {
     return spec && is_empty(spec->local_sizes()) && !is_empty(spec->sizes());
@@ -21,7 +22,7 @@ bool must_dry_run(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
     return false;
   }
   if (rule.needs_dry_run) {
-    return !plan.nothing_to_compute;  // else it asks at each call
+    return !plan.nothing_to_compute;  // otherwise it dry-runs at each call
   }
   const auto& schema = call.op.schema();
   const auto is_view = [](const c10::Argument& result) { return result.alias_info() && !is_written(result); };
@@ -31,7 +32,7 @@ bool must_dry_run(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
           std::ranges::none_of(call.args, [](const c10::IValue& value) { return value.isTensorList(); }));
 }
 
-/// Moved operands are row-major, which may tell kernels to lay out results otherwise than those of the whole operands.
+/// Returns whether strides changed: moved operands are row-major, so kernels may lay out results differently.
 bool operand_strides_changed(const OpCall& call, const OpPlan& plan) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     if (plan.redistribute[i] && plan.operands[i]->strides() != at::IntArrayRef(call.operands[i].meta.strides)) {
@@ -41,7 +42,7 @@ bool operand_strides_changed(const OpCall& call, const OpPlan& plan) {
   return false;
 }
 
-/// Along an axis of one rank all placements are the same data.
+/// Returns whether data moves. Along an axis of one rank, all placements have the same data.
 bool data_moves(const DTensorSpec& from, const Placements& to) {
   for (size_t axis = 0; axis < to.size(); ++axis) {
     if (from.placements()[axis] != to[axis] && from.mesh().shape()[axis] > 1) {
@@ -68,9 +69,9 @@ bool shards_a_dim_twice(const Placements& placements) {
   return false;
 }
 
-/// The order in which the axes cut, one for all tensors of the call: an axis whose cut is outer splits the op into
-/// smaller ones of the same kind, which the next axis splits again. It is that of the first operand of which several
-/// axes cut one dim, written ones before others, since those would move twice.
+/// Returns the order in which axes shard, equal for all tensors of the call: an axis that shards outside splits the op
+/// into smaller ones of the same kind, which the next axis splits again. Uses the order of the first operand with a dim
+/// that several axes shard, preferring written ones, because those would move twice.
 c10::SmallVector<size_t, 4> axis_order(const OpCall& call, size_t mesh_ndim) {
   const Operand* decides = nullptr;
   for (const auto& operand : call.operands) {
@@ -98,13 +99,14 @@ const DeviceMesh& mesh_of_operands(const OpCall& call) {
   return first->spec->mesh();
 }
 
-/// By operand and by output.
+/// Placements by operand and by output.
 struct ChosenPlacements {
   std::vector<Placements> operands;
   std::vector<Placements> outputs;
 };
 
-/// The cheapest strategy along each axis. Without output metas, which strategies may read, everything is replicated.
+/// Chooses the cheapest strategy along each axis. Without output metas, which strategies may read, replicates
+/// everything.
 ChosenPlacements choose_placements(const OpRule& rule, OpCall& call, const DeviceMesh& mesh, bool has_output_metas) {
   const auto mesh_ndim = static_cast<size_t>(mesh.ndim());
   const Placements copies(mesh_ndim, Replicate());

@@ -18,7 +18,7 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  // Never freed: plans of other threads may refer to one that a program replaces.
+  // Never freed, because plans of other threads may refer to a rule that a program replaces.
   std::deque<OpRule> rules;
   // Keyed by "aten::add.Tensor".
   std::unordered_map<std::string, const OpRule*> library, own;
@@ -63,7 +63,7 @@ const OpRule& whole_op_rule() {
   static const OpRule rule{
       .strategies = [](const OpCall&) { return Strategies(); },
       .requires_replicated = [](const OpCall&) { return true; },
-      .keeps_strides = true};  // _linalg_det factors what is row-major, and its gradient asks again
+      .keeps_strides = true};  // _linalg_det factors the row-major matrix, and its gradient refers to that
   return rule;
 }
 

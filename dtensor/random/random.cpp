@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-/// Generators are made when first used, with the seed that was set last.
+/// Creates generators at first use, with the last seed that was set.
 class Generators {
  public:
   void seed(uint64_t seed) {

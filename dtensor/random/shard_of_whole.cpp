@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-/// Whether elements follow each other without gaps, in whatever order of dims.
+/// Returns whether elements are stored without gaps, in any order of dims.
 bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::vector<size_t> dims(sizes.size());
   std::iota(dims.begin(), dims.end(), size_t{0});

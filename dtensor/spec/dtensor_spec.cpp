@@ -56,7 +56,7 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, TensorMeta meta
 }
 
 SpecPtr DTensorSpec::make(DeviceMesh mesh, Placements placements, TensorMeta meta) {
-  // By hash; whichever was made last has the place.
+  // Slots by hash; the most recent one stays.
   thread_local std::array<std::optional<c10::weak_intrusive_ptr<DTensorSpec>>, 1024> recent;
   auto spec = c10::make_intrusive<DTensorSpec>(std::move(mesh), std::move(placements), std::move(meta));
   auto& place = recent[spec->hash_ % recent.size()];

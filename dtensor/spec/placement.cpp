@@ -73,8 +73,8 @@ Placements with_shard_order(Placements placements, const c10::SmallVector<size_t
     if (!cut.is_shard()) {
       continue;
     }
-    int before = 0;         // cuts of the same dim that come earlier
-    bool ascending = true;  // whether all cuts of the dim come in the order of the axes
+    int before = 0;         // earlier axes that shard the same dim
+    bool ascending = true;  // whether all axes that shard the dim are in order
     size_t previous = 0;
     for (size_t k = 0; k < axes.size(); ++k) {
       if (placements[axes[k]].is_shard(cut.dim())) {
@@ -90,7 +90,7 @@ Placements with_shard_order(Placements placements, const c10::SmallVector<size_t
 
 namespace {
 
-/// Sums and averages may be taken in any order of the axes; other reductions only with their own kind.
+/// Sums and averages may be reduced in any order of axes; other reductions only with their own kind.
 bool reductions_commute(const Placement& a, const Placement& b) {
   const auto linear = [](const Placement& p) { return p.is_partial(ReduceOp::Sum) || p.is_partial(ReduceOp::Avg); };
   return a == b || (linear(a) && linear(b));

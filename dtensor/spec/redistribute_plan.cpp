@@ -12,7 +12,7 @@ using Kind = RedistributeStep::Kind;
 
 using Axes = c10::SmallVector<size_t, 4>;
 
-/// The axes that cut `dim`, outermost first.
+/// Returns the axes that shard `dim`, outermost first.
 Axes sharding_axes(const Placements& placements, int64_t dim) {
   Axes axes;
   for (const size_t axis : shard_order(placements)) {
@@ -23,14 +23,14 @@ Axes sharding_axes(const Placements& placements, int64_t dim) {
   return axes;
 }
 
-/// The cuts of `dim` that lie outside that of `axis`, outermost first.
+/// Returns the axes that shard `dim` outside `axis`, outermost first.
 Axes outer_sharding_axes(const Placements& placements, int64_t dim, size_t axis) {
   Axes axes = sharding_axes(placements, dim);
   axes.resize(static_cast<size_t>(std::find(axes.begin(), axes.end(), axis) - axes.begin()));
   return axes;
 }
 
-/// A cut can stay only if all cuts of its dim outside it stay too.
+/// An axis can keep its sharding only if all axes that shard its dim outside it do.
 bool shard_stays(const Placements& from, const Placements& to, size_t axis) {
   if (!from[axis].is_shard() || !to[axis].is_shard(from[axis].dim())) {
     return false;
@@ -39,7 +39,7 @@ bool shard_stays(const Placements& from, const Placements& to, size_t axis) {
   return outer_sharding_axes(from, dim, axis) == outer_sharding_axes(to, dim, axis);
 }
 
-/// Whether the cuts of to[axis]'s dim are now those that must lie outside the one by `axis`.
+/// Returns whether to[axis]'s dim is now sharded by exactly the axes that must be outside `axis`.
 bool can_shard_now(const Placements& current, const Placements& to, size_t axis) {
   return sharding_axes(current, to[axis].dim()) == outer_sharding_axes(to, to[axis].dim(), axis);
 }
@@ -49,7 +49,7 @@ class Planner {
   Planner(const Placements& from, const Placements& to) : current_(from), from_(from), to_(to) {}
 
   std::vector<RedistributeStep> run() {
-    // What makes the tensor smaller comes before what makes it larger.
+    // Steps that shrink the tensor precede those that enlarge it.
     for (const size_t axis : shard_order(to_)) {
       if (!from_[axis].is_shard() && can_shard_now(current_, to_, axis)) {
         finish(axis);

@@ -8,7 +8,7 @@ namespace tessera {
 
 namespace {
 
-/// The dims of more than one index, largest stride first; none if two of them could overlap.
+/// Returns the dims of size above 1, largest stride first; none if two of them could overlap.
 std::optional<std::vector<size_t>> dims_by_stride(const TensorMeta& meta) {
   std::vector<size_t> order;
   for (size_t dim = 0; dim < meta.sizes.size(); ++dim) {
@@ -17,7 +17,7 @@ std::optional<std::vector<size_t>> dims_by_stride(const TensorMeta& meta) {
     }
   }
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return meta.strides[a] > meta.strides[b]; });
-  int64_t span = 0;  // to the last element of the dims inside
+  int64_t span = 0;  // distance to the last element of the inner dims
   for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
     if (meta.strides[*dim] <= span) {
       return std::nullopt;
@@ -27,9 +27,9 @@ std::optional<std::vector<size_t>> dims_by_stride(const TensorMeta& meta) {
   return order;
 }
 
-/// A tensor of which slices were taken, with its dims as the view has them.
+/// Sliced tensor, with its dims as in the view.
 at::Tensor arranged(at::Tensor sliced, const std::vector<int64_t>& dims) {
-  // Dims that the view has, in its order, then those of which it has one index.
+  // Dims that the view has, in its order, then those with a single selected index.
   std::vector<int64_t> order;
   std::ranges::copy_if(dims, std::back_inserter(order), [](int64_t dim) { return dim >= 0; });
   const size_t kept = order.size();
@@ -48,7 +48,7 @@ at::Tensor arranged(at::Tensor sliced, const std::vector<int64_t>& dims) {
   return result;
 }
 
-/// The number of a slice's first index from `bound` on.
+/// Returns the number of a slice's first index that is at least `bound`.
 int64_t first_from(const DimSlice& slice, int64_t bound) {
   const int64_t number = (bound - slice.start + slice.step - 1) / slice.step;
   return bound <= slice.start ? 0 : std::min(number, slice.count);
@@ -72,7 +72,7 @@ std::optional<SlicedDims> take_apart(const TensorMeta& meta, const StridedView& 
     if (view.sizes[i] == 1) {
       continue;
     }
-    // The largest stride that the view's own is a multiple of: a smaller one would have to run over into that dim.
+    // The largest stride that divides the view's: a smaller one would have to extend into that dim.
     const auto found = std::ranges::find_if(*order, [&](size_t dim) { return meta.strides[dim] <= view.strides[i]; });
     if (found == order->end() || view.strides[i] % meta.strides[*found] != 0 || result.slices[*found].count != 1) {
       return std::nullopt;

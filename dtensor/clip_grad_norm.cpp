@@ -87,7 +87,7 @@ std::vector<at::Tensor> group_norms(const SameMesh& group, double p, at::ScalarT
   return at::_foreach_norm(group.tensors, p, dtype);
 }
 
-/// Returns the real dtype, because norms are those of absolute values.
+/// Returns absolute values of complex tensors, whose norms are real.
 std::vector<at::Tensor> real_values(std::vector<at::Tensor> tensors) {
   for (auto& tensor : tensors) {
     tensor = tensor.is_complex() ? tensor.abs() : tensor;

@@ -143,8 +143,7 @@ constinit thread_local RecentInfos recent_infos{};
 
 [[gnu::noinline]] const OpInfo* look_up_info(const c10::OperatorHandle& op, uint64_t now) {
   thread_local std::unordered_map<const c10::FunctionSchema*, const OpInfo*> infos;
-  thread_local std::vector<std::unique_ptr<const OpInfo>>
-      all;  // includes outdated ones, because cached plans refer to them
+  thread_local std::vector<std::unique_ptr<const OpInfo>> all;  // with outdated ones, to which cached plans refer
   thread_local uint64_t version = 0;
   if (version != now) {
     infos.clear();

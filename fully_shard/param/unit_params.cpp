@@ -80,7 +80,7 @@ void UnitParams::to_sharded() {
   }
 }
 
-/// Increases with each in-place change of a shard.
+/// Returns a count that increases with each in-place change of a shard.
 int64_t UnitParams::version() const {
   int64_t sum = 0;
   for (const auto& param : params_) {

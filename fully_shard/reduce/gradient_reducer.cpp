@@ -35,7 +35,7 @@ GradientReducer::GradientReducer(std::span<ShardedParam> params, UnitContextPtr 
   }
 }
 
-/// Returns the layout for the parameters that are trained now.
+/// Makes the layout for the parameters that are trained now.
 void GradientReducer::plan() {
   if (layout_.matches(params_)) {
     return;

@@ -48,7 +48,7 @@ class ParamGroup {
   ShardedState state() const { return state_; }
   bool is_unsharded() const { return state_ == ShardedState::Unsharded; }
 
-  /// Allocates shards on the meta device, filled with zeros.
+  /// Allocates memory, filled with zeros, for shards that are on the meta device.
   void materialize();
   /// Sets the unit's number in its tree, equal on all ranks. Not while the unit is gathered.
   void set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);

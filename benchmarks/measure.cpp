@@ -17,8 +17,8 @@
 #include <istream>
 #include <sstream>
 
-#include "comm/launch/local_launcher.h"
-#include "comm/launch/rank_heap.h"
+#include "comm/launcher/local_launcher.h"
+#include "comm/launcher/rank_heap.h"
 #include "comm/process_group.h"
 #include "comm/shared_gradients.h"
 #include "examples/train_gpt/peak_memory.h"

@@ -1,4 +1,4 @@
 #pragma once
-// The public name of comm/launch/local_launcher.h.
+// The public name of comm/launcher/local_launcher.h.
 
-#include "comm/launch/local_launcher.h"  // IWYU pragma: export
+#include "comm/launcher/local_launcher.h"  // IWYU pragma: export

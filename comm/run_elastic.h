@@ -1,4 +1,4 @@
 #pragma once
-// The public name of comm/launch/run_elastic.h.
+// The public name of comm/launcher/run_elastic.h.
 
-#include "comm/launch/run_elastic.h"  // IWYU pragma: export
+#include "comm/launcher/run_elastic.h"  // IWYU pragma: export

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "comm/launch/local_launcher.h"
+#include "comm/launcher/local_launcher.h"
 #include "comm/nccl/cuda_devices.h"
 #include "comm/process_group.h"
 #include "testing/temp_folder.h"

@@ -24,7 +24,7 @@ struct RunProcessesOptions {
 
 /// Exit status and output of the ranks.
 struct ProcessesResult {
-  int exit_code = 0;                      // see comm/launch/local_launcher.h
+  int exit_code = 0;                      // see comm/launcher/local_launcher.h
   std::string message = {};               // "" on success
   bool skipped = false;                   // exit_code is kSkippedExitCode
   std::vector<std::string> outputs = {};  // of each rank

@@ -108,14 +108,14 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
   }
 }
 
-struct Connection {
+struct RankStore {
   std::mutex mutex;  // its own: ranks that are threads of one process wait for each other here
   c10::intrusive_ptr<c10d::Store> store;
 };
 
 struct Connections {
   std::mutex mutex;
-  std::map<std::string, Connection> by_ranks;
+  std::map<std::string, RankStore> by_ranks;
 };
 
 Connections& connections() {
@@ -139,7 +139,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options) {
   const std::string key =
       fmt::format("{}:{} {} of {}", options.address, options.port, options.rank, options.world_size);
   std::unique_lock lock(connections().mutex);
-  Connection& connection = connections().by_ranks[key];
+  RankStore& connection = connections().by_ranks[key];
   lock.unlock();
   const std::lock_guard own_lock(connection.mutex);
   if (!connection.store) {

@@ -1,4 +1,4 @@
-#include "comm/launch/local_launcher.h"
+#include "comm/launcher/local_launcher.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "comm/launch/run_elastic.h"
+#include "comm/launcher/run_elastic.h"
 
 #include <c10/util/Exception.h>
 #include <stdlib.h>
@@ -13,10 +13,10 @@
 #include "comm/context/rank_state.h"
 #include "comm/launch/job_secret.h"
 #include "comm/launch/job_store.h"
-#include "comm/launch/local_launcher.h"
 #include "comm/launch/rank_environment.h"
 #include "comm/launch/regroup.h"
 #include "comm/launch/store.h"
+#include "comm/launcher/local_launcher.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "comm/launch/memory_folder.h"
+#include "comm/launcher/memory_folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -36,7 +36,7 @@ constexpr int kUserErrorExitCode = 2;
 struct LaunchResult {
   /// 0 if all ranks returned 0, else that of the first to fail. 128 + n for signal n to it or to the launcher.
   int exit_code = 0;
-  std::string flights = {};  // then, a line a rank on what it waits in (comm/launch/flight_report.h), or ""
+  std::string flights = {};  // then, a line a rank on what it waits in (comm/launcher/flight_report.h), or ""
   std::string message = {};  // such as "rank 1 (pid 4711) ended with exit code 3; stopping the other 2 rank(s)"
   int restarts = 0;
   int nproc = 0;  // ranks of the last start

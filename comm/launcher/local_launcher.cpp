@@ -1,4 +1,4 @@
-#include "comm/launch/local_launcher.h"
+#include "comm/launcher/local_launcher.h"
 
 #include <arpa/inet.h>
 #include <c10/util/Exception.h>
@@ -6,9 +6,7 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,13 +28,14 @@
 #include "base/open_files.h"
 #include "base/report.h"
 #include "comm/context/flight_record.h"
-#include "comm/launch/flight_report.h"
 #include "comm/launch/job_secret.h"
 #include "comm/launch/listen_socket.h"
-#include "comm/launch/memory_folder.h"
 #include "comm/launch/rank_environment.h"
-#include "comm/launch/rank_heap.h"
 #include "comm/launch/regroup.h"
+#include "comm/launcher/flight_report.h"
+#include "comm/launcher/memory_folder.h"
+#include "comm/launcher/rank_heap.h"
+#include "comm/launcher/rank_processes.h"
 
 extern char** environ;  // NOLINT: POSIX's name
 
@@ -48,7 +47,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kGrace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr const char* kAddress = "127.0.0.1";     // where ranks meet
 constexpr int kForwarded[] = {SIGINT, SIGTERM};
-constexpr int kCannotRunExitCode = 126, kNotFoundExitCode = 127;  // as of a shell
 
 /// A listening socket on a free loopback port, which rank 0 inherits, so that no other program takes the port in
 /// between.
@@ -242,208 +240,11 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, const Seat
   return result;
 }
 
-struct Program {
-  const char* path;
-  char** argv;
-  char** environment;
-  const char* output_file;  // or null
-  bool appends;             // to the file
-  int listen_descriptor;    // or -1
-  const sigset_t* signals;
-  pid_t launcher;
-};
-
-[[noreturn]] void stop(std::string_view text, int exit_code) {
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
-  _exit(exit_code);
+/// Returns whether starting again would not help.
+bool is_final(const StartEnd& end) {
+  return end.exit_code == 0 || end.is_stopped || end.exit_code == kUserErrorExitCode ||
+         end.exit_code == kCannotRunExitCode || end.exit_code == kNotFoundExitCode;
 }
-
-// Runs in the child between fork and exec, where only calls that are safe in a signal handler are allowed.
-[[noreturn]] void become(const Program& program) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != program.launcher) {
-    _exit(1);
-  }
-  if (program.output_file != nullptr) {
-    const int file = open(program.output_file, O_WRONLY | O_CREAT | (program.appends ? O_APPEND : O_TRUNC), 0600);
-    if (file < 0) {
-      stop("launch_local: an output file could not be opened\n", kCannotRunExitCode);
-    }
-    dup2(file, STDOUT_FILENO);
-    dup2(file, STDERR_FILENO);
-    if (file > STDERR_FILENO) {
-      close(file);
-    }
-  }
-  if (program.listen_descriptor >= 0) {
-    fcntl(program.listen_descriptor, F_SETFD, 0);
-  }
-  pthread_sigmask(SIG_SETMASK, program.signals, nullptr);
-  execve(program.path, program.argv, program.environment);
-  stop("launch_local: the program could not be started\n", kNotFoundExitCode);
-}
-
-/// `status`: of waitpid(), if it is known.
-std::string describe_end(std::optional<int> status) {
-  if (!status) {
-    return "ended with unknown status";
-  }
-  return WIFSIGNALED(*status)
-             ? fmt::format("was killed by signal {} ({})", WTERMSIG(*status), strsignal(WTERMSIG(*status)))
-             : fmt::format("ended with exit code {}", WEXITSTATUS(*status));
-}
-
-int to_exit_code(std::optional<int> status) {
-  return !status ? 1 : WIFSIGNALED(*status) ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status);
-}
-
-/// What has become of the ranks of one start.
-struct StartEnd {
-  int exit_code = 0;         // as in LaunchResult
-  std::string failure;       // of the first to fail
-  std::string flights = {};  // as in LaunchResult
-  int failed_rank = -1;      // or -1
-  Clock::duration lived{};   // its time from its start
-  size_t others = 0;         // that ran when it was seen
-  bool is_stopped = false;   // by a signal to the launcher
-
-  /// Whether starting again may help.
-  bool is_final() const {
-    return exit_code == 0 || is_stopped || exit_code == kUserErrorExitCode || exit_code == kCannotRunExitCode ||
-           exit_code == kNotFoundExitCode;
-  }
-};
-
-/// The running ranks.
-class Ranks {
- public:
-  Ranks() = default;
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
-  ~Ranks() {
-    send(SIGKILL);
-    for (const auto& [pid, process] : running_) {
-      waitpid(pid, nullptr, 0);
-    }
-  }
-
-  void start(const Seat& seat, const Program& program) {
-    const pid_t pid = fork();
-    TESSERA_CHECK(Error, pid >= 0, "launch_local: rank {} could not be started: {}", seat.rank, std::strerror(errno));
-    if (pid == 0) {
-      become(program);
-    }
-    running_[pid] = {.rank = seat.rank, .start = seat.start, .began = Clock::now()};
-  }
-
-  bool empty() const { return running_.empty(); }
-
-  bool has(int rank) const {
-    return std::ranges::any_of(running_, [&](const auto& entry) { return entry.second.rank == rank; });
-  }
-
-  void send(int signal) const {
-    for (const auto& [pid, process] : running_) {
-      kill(pid, signal);
-    }
-  }
-
-  /// Collects the ranks that have ended, up to those of a start; remembers the first failure. One that somebody else
-  /// has waited for counts as one: how it ended is not known. `prefers_signals`: one that a signal ended counts as the
-  /// first, and any before those that have only left their groups.
-  void reap(StartEnd& end, int last_start, bool prefers_signals) {
-    for (auto entry = running_.begin(); entry != running_.end();) {
-      int word = 0;
-      const auto [pid, process] = *entry;
-      const pid_t ended = process.start > last_start ? 0 : waitpid(pid, &word, WNOHANG);
-      if (ended == 0) {
-        ++entry;
-        continue;
-      }
-      const std::optional<int> status = ended > 0 ? std::optional(word) : std::nullopt;
-      entry = running_.erase(entry);
-      const bool is_signaled = status && WIFSIGNALED(*status);
-      const bool is_preferred = end.failed_rank < 0 || (is_signaled && end.exit_code < 128);
-      if (status != 0 && (end.exit_code == 0 || (prefers_signals && is_preferred))) {
-        end.exit_code = to_exit_code(status);
-        end.failure = fmt::format("rank {} (pid {}) {}", process.rank, pid, describe_end(status));
-        note_failed(process, end);
-      }
-    }
-  }
-
-  /// Notes which ranks of this start have left their groups. The first is a failure, until one is found that has ended.
-  void find_left(RegroupStore& store, int start, StartEnd& end) {
-    for (auto& [pid, process] : running_) {
-      if (process.start != start || process.has_left) {
-        continue;
-      }
-      if (const auto why = store.find_left(start, process.rank)) {
-        process.has_left = true;
-        if (end.exit_code == 0) {
-          end.exit_code = 1;
-          end.failure = fmt::format("rank {} (pid {}) has left its groups: {}", process.rank, pid, *why);
-          end.others = running_.size() - 1;
-        }
-      }
-    }
-  }
-
-  bool all_left(int start) const {
-    return std::ranges::all_of(running_, [&](const auto& entry) { return !is_in_groups(entry.second, start); });
-  }
-
-  /// Kills the ranks of this start that have not left their groups.
-  void kill_late(StartEnd& end, int start) const {
-    for (const auto& [pid, process] : running_) {
-      if (is_in_groups(process, start)) {
-        kill(pid, SIGKILL);
-        if (end.failed_rank < 0) {
-          end.exit_code = 128 + SIGKILL;
-          end.failure =
-              fmt::format("rank {} (pid {}) was killed, as it did not leave its groups in time", process.rank, pid);
-          note_failed(process, end);
-        }
-      }
-    }
-  }
-
-  /// Gives those that have left a start a rank in the next one, their own where it is below `ranks`.
-  void reseat(RegroupStore& store, const Seat& next) {
-    int free = 0;
-    for (auto& [pid, process] : running_) {
-      if (process.start == next.start) {
-        continue;
-      }
-      const int before = process.rank;
-      while (process.rank >= next.ranks) {
-        process.rank = has(free) ? process.rank : free;
-        ++free;
-      }
-      store.give_seat(process.start, before, {.start = next.start, .rank = process.rank, .ranks = next.ranks});
-      process.start = next.start;
-      process.has_left = false;
-    }
-  }
-
- private:
-  struct Process {
-    int rank = 0;
-    int start = 0;  // which it takes part in
-    Clock::time_point began = {};
-    bool has_left = false;  // its groups, and waits for the next start
-  };
-
-  static bool is_in_groups(const Process& process, int start) { return process.start == start && !process.has_left; }
-
-  void note_failed(const Process& process, StartEnd& end) const {
-    end.failed_rank = process.rank;
-    end.lived = Clock::now() - process.began;
-    end.others = running_.size();
-  }
-
-  std::map<pid_t, Process> running_;
-};
 
 /// Decides with how many ranks a start that failed is followed by another.
 class RankCount {
@@ -504,7 +305,7 @@ class Launch {
       }
       start_missing(start);
       const StartEnd end = watch(start);
-      if (end.is_final() || start == options_.max_restarts) {
+      if (is_final(end) || start == options_.max_restarts) {
         return {.exit_code = end.exit_code,
                 .flights = end.flights,
                 .message = describe_last(end, start, options_),
@@ -569,7 +370,7 @@ class Launch {
       if (meeting_->regroup) {
         ranks_.find_left(*meeting_->regroup, start, end);
       }
-      const bool starts_again = start < options_.max_restarts && !end.is_final();
+      const bool starts_again = start < options_.max_restarts && !is_final(end);
       if (end.exit_code != 0 && !kill_at) {
         regroups = starts_again && options_.keep_survivors;
         kill_at = Clock::now() + begin_end(start, end, starts_again);
@@ -596,7 +397,7 @@ class Launch {
     ranks_.reap(end, start, /*prefers_signals=*/true);
     end.flights = meeting_->flights.report(end.failure, nproc_);
     // Ranks that start again have nothing to end in order: what counts is in their checkpoints.
-    ranks_.send(starts_again && !end.is_final() ? SIGKILL : SIGTERM);
+    ranks_.send(starts_again && !is_final(end) ? SIGKILL : SIGTERM);
     return kGrace;
   }
 
@@ -614,7 +415,7 @@ class Launch {
   int nproc_;
   RankCount count_;
   std::optional<int> ranks_after_;  // a failure, once it is decided
-  Ranks ranks_;
+  RankProcesses ranks_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "comm/launch/flight_report.h"
+#include "comm/launcher/flight_report.h"
 
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>

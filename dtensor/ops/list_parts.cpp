@@ -8,7 +8,7 @@ namespace tessera {
 
 namespace {
 
-/// The operands of a call by place: parts[i] are the numbers of those at place i of the lists.
+/// Groups a call's operands by index: parts[i] has the operands at index i of the lists.
 std::vector<std::vector<size_t>> group_operands(const OpCall& call) {
   std::vector<std::vector<size_t>> parts;
   const auto& schema = call.op.schema().arguments();

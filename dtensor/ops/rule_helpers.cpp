@@ -14,7 +14,7 @@ namespace tessera {
 
 namespace {
 
-/// Whether a number, or a list with such a number, `is` so; of a complex one the magnitude, of a bool 0 or 1.
+/// Returns whether `is` holds for a number or any in a list: for the magnitude if complex, 0 or 1 if bool.
 bool any_number(const c10::IValue& value, bool (*is)(double)) {
   if (value.isList()) {
     const auto list = value.toListRef();
@@ -173,7 +173,7 @@ void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at:
     return std::ranges::all_of(call.outputs, [&](const TensorMeta& out) {
       const auto to = c10::toRealValueType(out.dtype), from = c10::toRealValueType(term.dtype);
       return to == from ||
-             c10::elementSize(to) > c10::elementSize(from);  // bfloat16 and float16 lack bits of each other
+             c10::elementSize(to) > c10::elementSize(from);  // bfloat16 and float16 cannot represent each other
     });
   };
   const auto add = [&](size_t term) {

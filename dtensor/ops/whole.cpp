@@ -1,5 +1,5 @@
-// Ops that only run on whole tensors: each rank gathers the operands and computes the same. Right, and as slow
-// as one device. Random ops and ops that make tensors out of nothing must not be here: they would differ.
+// Ops that run only on full tensors: each rank gathers the operands and computes the same, correct but as slow as one
+// device. Random ops and factories must not be listed here, because their results would differ.
 
 #include "dtensor/propagation/op_names.h"
 #include "dtensor/propagation/sharding_rule.h"

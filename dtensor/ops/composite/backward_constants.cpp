@@ -1,6 +1,6 @@
-// Ops by which autograd's formulas put gradients together from parts, places and zeros: the gradients of all parts of
-// split, chunk and unbind, zeros where a scatter wrote. Autograd makes plain tensors of what it knows by itself, such
-// as the zeros for a part that was not used, and every rank makes the same: during a backward they count as replicated.
+// Ops with which autograd's formulas assemble gradients from parts, indices and zeros: the gradients of all parts of
+// split, chunk and unbind, and zeros where a scatter wrote. Autograd makes plain tensors of known values, such as zeros
+// for an unused part, equally on every rank, so they count as replicated during a backward.
 
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>

@@ -1,5 +1,5 @@
-// Gradients whose formula in ATen writes into plain tensors, or makes some, and is refused for DTensors: these compute
-// the same without.
+// Gradients whose ATen formula writes into plain tensors, or creates some, which DTensors reject. These formulas do
+// without.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -33,7 +33,7 @@ at::Tensor reversed_cumsum(const at::Tensor& tensor, int64_t dim) {
   return tensor.flip(dim).cumsum(dim).flip(dim);
 }
 
-/// For each element the products of all others up to each place: quadratic, and differentiable as it is.
+/// Computes for each element the products of all others up to each position: quadratic, and differentiable.
 at::Tensor cumprod_backward_in_pairs(const at::Tensor& grad, const at::Tensor& input, int64_t dim) {
   const int64_t size = input.size(dim);
   const auto ones = at::ones_like(input.narrow(dim, 0, 1));
@@ -49,15 +49,15 @@ at::Tensor cumprod_backward_in_pairs(const at::Tensor& grad, const at::Tensor& i
   return at::cat(grads, dim);
 }
 
-/// Before a row's first zero, sums of output x gradient over the input. At it, the products that leave it out, up to
-/// the second one. Behind it nothing.
+/// Before a row's first zero, uses sums of output x gradient over the input; at the zero, products without it, up to
+/// the second zero; after that, nothing.
 at::Tensor cumprod_backward_in_one_pass(const at::Tensor& grad, const at::Tensor& input, int64_t dim,
                                         const at::Tensor& output) {
   const auto is_zero = input.eq(0);
   const auto zeros_so_far = is_zero.cumsum(dim);
   const auto is_before = zeros_so_far.eq(0);
   const auto is_first_zero = is_zero.logical_and(zeros_so_far.eq(1));
-  const auto is_between = zeros_so_far.eq(1);  // the first zero with it
+  const auto is_between = zeros_so_far.eq(1);  // including the first zero
   const auto nonzero = input.masked_fill(is_zero, 1);
   const auto terms = (output.conj() * grad).masked_fill(is_before.logical_not(), 0);
   const auto before = reversed_cumsum(terms, dim).div(nonzero.conj());
@@ -76,7 +76,7 @@ at::Tensor cumprod_backward(const at::Tensor& grad, const at::Tensor& input, int
                                     : cumprod_backward_in_one_pass(grad, input, dim, output);
 }
 
-/// The sum that ATen's kernel computes, whose gradient adds a plain vector.
+/// Computes the sum of ATen's kernel, whose gradient adds a plain vector.
 at::Tensor mvlgamma(const at::Tensor& self, int64_t p) {
   if (!at::GradMode::is_enabled() || !self.requires_grad()) {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -90,7 +90,7 @@ at::Tensor mvlgamma(const at::Tensor& self, int64_t p) {
   return result + 0.25 * static_cast<double>(p * (p - 1)) * std::log(std::numbers::pi);
 }
 
-/// ATen's gradient puts the matrix and the gradient into plain zeros.
+/// Replaces ATen's gradient, which puts the matrix and the gradient into plain zeros.
 class MatrixExp : public torch::autograd::Function<MatrixExp> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& self) {
@@ -99,8 +99,8 @@ class MatrixExp : public torch::autograd::Function<MatrixExp> {
     return at::linalg_matrix_exp(self);
   }
 
-  /// The exponential of [A G; 0 A] has the derivative at A in the direction G as its upper right block (Al-Mohy and
-  /// Higham, 2009). That at the adjoint of A is the gradient.
+  /// The upper right block of the exponential of [A G; 0 A] is the derivative at A in the direction G (Al-Mohy and
+  /// Higham, 2009). The gradient is the derivative at the adjoint of A.
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
     const auto adjoint = context->get_saved_variables()[0].mH();
@@ -118,7 +118,7 @@ at::Tensor matrix_exp(const at::Tensor& self) {
 using LayerNormBackward = at::_ops::native_layer_norm_backward;
 using LayerNormGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// Its own gradient multiplies by a plain 1 where there is no weight.
+/// Replaces ATen's gradient, which multiplies by a plain 1 if there is no weight.
 LayerNormGradients native_layer_norm_backward(c10::DispatchKeySet keys, const at::Tensor& grad, const at::Tensor& input,
                                               c10::SymIntArrayRef normalized_shape, const at::Tensor& mean,
                                               const at::Tensor& rstd, const std::optional<at::Tensor>& weight,

@@ -1,5 +1,5 @@
-// Composite ops of ATen that would make a plain tensor from sizes and mix it with DTensors, written so that the
-// new tensor is a DTensor. They are composite here too, so they can be differentiated again.
+// Composite ops that in ATen would make a plain tensor from sizes and combine it with DTensors. Here the new tensor is
+// a DTensor. They are composite too, so they can be differentiated again.
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
@@ -37,7 +37,8 @@ namespace tessera {
 
 namespace {
 
-/// The gradient of max.dim, min.dim, median.dim, mode, kthvalue, sort, topk: each value's gradient goes to its index.
+/// Computes the gradient of max.dim, min.dim, median.dim, mode, kthvalue, sort, topk: each value's gradient goes to its
+/// index.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t dim, const at::Tensor& indices,
                                               c10::SymIntArrayRef sizes, bool keepdim) {
   const bool add_dim = !keepdim && !sizes.empty();
@@ -46,7 +47,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t di
   return grad.new_zeros_symint(sizes).scatter(dim, index, source);
 }
 
-/// The gradient of cummax and cummin: what each place selected, which places next to it may have as well.
+/// Computes the gradient of cummax and cummin, where adjacent positions may select the same element.
 at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& indices, int64_t dim) {
   return grad.new_zeros_symint(input.sym_sizes()).scatter_add(dim, indices, grad);
 }
@@ -60,7 +61,7 @@ at::Tensor masked_select_backward(const at::Tensor& grad, const at::Tensor& inpu
   return grad.new_zeros(at::infer_size(input.sizes(), mask.sizes())).masked_scatter(mask, grad);
 }
 
-/// 0, 1, ... along `dim` of `self`, whose other dims have size 1, cut as `self` is.
+/// Returns 0, 1, ... along `dim` of `self`, with size 1 in other dims, sharded like `self`.
 at::Tensor indices_along(const at::Tensor& self, int64_t dim) {
   const auto& meta = *dtensor_meta(self);
   std::vector<int64_t> sizes(static_cast<size_t>(self.dim()), 1);
@@ -73,7 +74,7 @@ at::Tensor indices_along(const at::Tensor& self, int64_t dim) {
   return redistribute(replicated(indices, meta.spec->mesh()), placements);
 }
 
-/// Of a tall matrix, the diagonal that begins again one row below its end: every (width + 1)st element of all.
+/// Returns the diagonal of a tall matrix that restarts one row after its end: every (width + 1)st element.
 at::Tensor wrapped_diagonal(const at::Tensor& self) {
   const int64_t width = self.size(1);
   return (indices_along(self, 0) * width + indices_along(self, 1)).remainder(width + 1).eq(0);
@@ -88,7 +89,7 @@ at::Tensor main_diagonal(const at::Tensor& self) {
   return mask;
 }
 
-/// ATen's writes to a strided view, which is none of a shard's.
+/// Replaces ATen's, which writes to a strided view that a shard does not have.
 at::Tensor& fill_diagonal_(at::Tensor& self, const at::Scalar& value, bool wrap) {
   TESSERA_CHECK(ValueError, self.dim() >= 2, "aten::fill_diagonal_: [{}] has no diagonal; 2 dims are needed",
                 fmt::join(self.sizes(), ", "));
@@ -99,7 +100,8 @@ at::Tensor& fill_diagonal_(at::Tensor& self, const at::Scalar& value, bool wrap)
   return self.masked_fill_(wraps ? wrapped_diagonal(self) : main_diagonal(self), value);
 }
 
-/// ATen's writes into plain zeros. On the CPU it asks for the values too, so that all ranks refuse the same.
+/// Replaces ATen's, which writes into plain zeros. On the CPU it reads the values too, so that all ranks reject the
+/// same.
 at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   TESSERA_CHECK(ValueError, self.scalar_type() == at::kLong, "aten::one_hot: classes are Long, not {}",
                 toString(self.scalar_type()));
@@ -116,14 +118,14 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   return self.unsqueeze(-1).eq(replicated(classes, dtensor_meta(self)->spec->mesh())).to(at::kLong);
 }
 
-/// Lengths are needed as numbers, and are few.
+/// Reads lengths, which are needed as numbers and are few.
 std::vector<int64_t> length_numbers(const at::Tensor& lengths) {
   TESSERA_CHECK(ValueError, c10::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
                 "aten::ctc_loss: lengths are integers, not {}", toString(lengths.scalar_type()));
   return read_numbers<int64_t>(lengths);
 }
 
-/// ATen's mean divides by a plain tensor of lengths.
+/// Replaces ATen's mean, which divides by a plain tensor of lengths.
 at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, at::IntArrayRef input_lengths,
                     at::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
   const bool is_batch = log_probs.dim() == 3;
@@ -146,7 +148,7 @@ at::Tensor ctc_loss_of_tensors(const at::Tensor& log_probs, const at::Tensor& ta
                       reduction, zero_infinity);
 }
 
-/// ATen's own takes a kernel that reads memory where nothing needs a gradient.
+/// Replaces ATen's, which uses a kernel that reads memory if no gradient is needed.
 at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
   return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
@@ -156,7 +158,7 @@ bool has_window(const std::optional<at::Tensor>& window) {
   return window && window->defined();
 }
 
-/// Ranks may have plain windows that differ.
+/// Rejects a plain window, which may differ between ranks.
 void check_window(const char* op, const at::Tensor& self, const std::optional<at::Tensor>& window) {
   TESSERA_CHECK(ValueError,
                 !dtensor_meta(self) || !has_window(window) || dtensor_meta(*window) || ImplicitReplication::active(),
@@ -171,7 +173,7 @@ at::Tensor window_of_ones(int64_t length, const DTensorMeta& input) {
   return replicated(at::ones({length}, input.local.options().dtype(dtype)), input.spec->mesh());
 }
 
-/// ATen's writes a short window, or ones, into plain zeros.
+/// Replaces ATen's, which writes a short window, or ones, into plain zeros.
 at::Tensor stft(const at::Tensor& self, int64_t n_fft, std::optional<int64_t> hop_length,
                 std::optional<int64_t> win_length, const std::optional<at::Tensor>& window, bool center,
                 std::string_view pad_mode, bool normalized, std::optional<bool> onesided,
@@ -191,7 +193,7 @@ at::Tensor stft(const at::Tensor& self, int64_t n_fft, std::optional<int64_t> ho
                                              onesided, return_complex, align_to_window);
 }
 
-/// ATen's makes a plain window where it is given none.
+/// Replaces ATen's, which makes a plain window if none is given.
 at::Tensor istft(const at::Tensor& self, int64_t n_fft, std::optional<int64_t> hop_length,
                  std::optional<int64_t> win_length, const std::optional<at::Tensor>& window, bool center,
                  bool normalized, std::optional<bool> onesided, std::optional<int64_t> length, bool return_complex) {
@@ -210,9 +212,9 @@ void check_features(const char* name, const std::optional<at::Tensor>& tensor, i
                 "aten::batch_norm: {} has {} elements, and the input {} channels", name, tensor->numel(), features);
 }
 
-/// The same tensor with a version counter of its own. In training autograd saves running statistics and takes no harm
-/// from the norm's write of them, which a plain tensor does not count. A DTensor made by from_local would count it: its
-/// counter is that of its local tensor.
+/// Returns the same tensor with a separate version counter. In training, autograd saves running statistics and
+/// tolerates the norm's write of them, which a plain tensor does not count. A DTensor made by from_local would count
+/// it, because it shares its local tensor's counter.
 std::optional<at::Tensor> not_counting(const std::optional<at::Tensor>& statistics) {
   if (!statistics || !statistics->defined() || statistics->is_inference() || !dtensor_meta(*statistics)) {
     return statistics;
@@ -221,7 +223,7 @@ std::optional<at::Tensor> not_counting(const std::optional<at::Tensor>& statisti
                                                                                /*allow_tensor_metadata_change=*/false));
 }
 
-/// For CUDA tensors ATen's own calls cuDNN, whose ops have no rules.
+/// Replaces ATen's, which calls cuDNN for CUDA tensors, whose ops have no rules.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_impl_index(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
@@ -231,7 +233,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_i
   check_features("running_var", running_var, features);
   check_features("weight", weight, features);
   check_features("bias", bias, features);
-  if (input.numel() == 0) {  // as ATen: a gradient of zeros, and statistics stay as they are
+  if (input.numel() == 0) {  // like ATen: a gradient of zeros, and statistics are unchanged
     auto output = input.clone();
     output = weight && weight->defined() && features > 0 ? output * weight->select(0, 0) : output;
     output = bias && bias->defined() && features > 0 ? output + bias->select(0, 0) : output;

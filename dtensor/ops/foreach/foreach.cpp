@@ -1,4 +1,4 @@
-// foreach ops: the element-by-element ones by name, norms and maxima, which reduce each tensor of the list.
+// foreach ops: elementwise ones by name; norms and maxima, which reduce each tensor of the list.
 
 #include <ATen/ops/_foreach_addcdiv.h>
 #include <ATen/ops/_foreach_addcmul.h>
@@ -28,7 +28,7 @@ constexpr const char* kForeachPointwise = R"(
     abs acos addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh erf erfc exp expm1 floor frac lerp lgamma log
     log10 log1p log2 maximum minimum pow reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero)";
 
-/// Operands of a part in which the op is linear, as for linear_strategies.
+/// Operands of a part in which the op is linear, like for linear_strategies.
 struct Linear {
   const char* names;
   std::vector<std::vector<size_t>> operands;
@@ -50,7 +50,7 @@ bool names_contain(const char* names, std::string_view name) {
   return std::find(list.begin(), list.end(), "aten::" + std::string(name)) != list.end();
 }
 
-/// A scalar that is added is no term of a pending sum; only sums of tensors are linear. Nor are quotients by zero.
+/// Only sums of tensors are linear: an added scalar is not a term of a Partial sum, nor is a quotient by zero.
 std::vector<std::vector<size_t>> linear_operands(const Linear& linear, const OpCall& part) {
   if (linear.divides && divides_by_zero(part.args[1])) {
     return {};
@@ -74,7 +74,7 @@ void register_pointwise(const std::string& op) {
   }
 }
 
-/// Cutting any dim leaves the result `reduced`, unless the tensor is pending already.
+/// Sharding any dim makes the result `reduced`, unless the tensor is already Partial.
 Strategies reduce_part(const OpCall& part, std::optional<Placement> reduced) {
   Strategies strategies;
   for (int64_t dim = 0; reduced && !pending(part, 0) && dim < part.operands[0].ndim(); ++dim) {
@@ -113,7 +113,7 @@ std::vector<TensorMeta> max_metas(const OpCall& call) {
   return metas;
 }
 
-/// Runs the op on the shards that have elements; `neutral(dtype)` stands for the others, which kernels refuse.
+/// Runs the op on shards with elements. The others, which kernels reject, get `neutral(dtype)`.
 template <class Neutral>
 CollectiveCall of_nonempty(Neutral neutral) {
   return [neutral](const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
@@ -162,7 +162,7 @@ const RegisterOpRules foreach_rules([] {
   register_op_rule({"aten::_foreach_max"}, max);
 });
 
-/// A tensor of numbers, one for each tensor of a list, as numbers: kernels read it, and it must lie on the CPU.
+/// Reads a tensor with one number per tensor of a list. It must be on the CPU, because kernels read it.
 std::vector<at::Scalar> read_scalars(const char* op, const at::Tensor& scalars, size_t tensors) {
   TESSERA_CHECK(ValueError, scalars.dim() == 1 && scalars.size(0) == static_cast<int64_t>(tensors),
                 "{}: scalars are {}; give a tensor of one dim with a number for each of the {} tensors", op,
@@ -193,7 +193,7 @@ void foreach_addcmul_(at::TensorList self, at::TensorList a, at::TensorList b, c
 
 }  // namespace
 
-/// Before dispatch: a plain tensor of numbers is for these ops no part of anything.
+/// Runs before dispatch, because these ops do not treat a plain tensor of numbers as an operand.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_foreach_addcdiv.Tensor", &foreach_addcdiv);
   library.impl("_foreach_addcdiv_.Tensor", &foreach_addcdiv_);

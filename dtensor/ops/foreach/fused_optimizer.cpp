@@ -1,8 +1,9 @@
-// Fused optimizer steps: parameter, gradient and states of one place are cut alike, which optimizers do anyway; then
-// the step is one local call without communication. Whatever lies otherwise is moved, and written states moved back.
+// Fused optimizer steps: the parameter, gradient and states at one index are placed equally, as optimizers do anyway,
+// so the step is one local call without communication. Tensors with other placements are moved, and written states
+// moved back.
 //
-// Where all lies alike, which is what optimizers call, the step bypasses autograd and dispatch(): to unpack, box, hash
-// and compare a thousand tensors costs more than a step of small ones.
+// With equal layouts, as optimizers have, the step bypasses autograd and dispatch(): to unpack, box, hash and compare a
+// thousand tensors costs more than a step of small ones.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/boxing/impl/boxing.h>
@@ -33,26 +34,26 @@ namespace tessera {
 
 namespace {
 
-/// The step counts have no dims and so are replicated.
+/// Step counts have no dims and are therefore replicated.
 Strategies step_strategies(const OpCall& part) {
   return pointwise_strategies(part, part.operands[0].meta);
 }
 
-constexpr size_t kGrads = 1;  // of every fused op's arguments, and of its lists
+constexpr size_t kGrads = 1;  // index among every fused op's arguments, and among its lists
 
-/// Kernels write gradients only where they scale them: grad_scale and found_inf are every fused op's last arguments.
+/// Kernels write gradients only if they scale them: grad_scale and found_inf are the last arguments of every fused op.
 bool writes(at::ArrayRef<c10::IValue> args, size_t arg) {
   return arg != kGrads || args[args.size() - 2].isTensor() || args[args.size() - 1].isTensor();
 }
 
-/// Kernels go through the memory of a parameter, its gradient and its states side by side, whatever their strides: so
-/// none may have gaps.
+/// Kernels process the memory of a parameter, its gradient and its states in parallel, ignoring strides, so none may
+/// have gaps.
 bool has_layout_like(const at::Tensor& tensor, const at::Tensor& param) {
-  return tensor.sizes() != param.sizes() ||  // a step count
+  return tensor.sizes() != param.sizes() ||  // for a step count
          (param.is_non_overlapping_and_dense() && tensor.strides() == param.strides());
 }
 
-/// Copies of local tensors that lie otherwise than their parameter, as one does that was moved, or that have gaps.
+/// Copies of local tensors whose layout differs from their parameter's, for example after a move, or has gaps.
 class StridedCopies {
  public:
   at::Tensor like(const at::Tensor& param, const at::Tensor& tensor, bool is_written) {
@@ -78,7 +79,7 @@ class StridedCopies {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
 
-/// Kernels are not called on parameters of which this rank has nothing.
+/// Skips parameters of which this rank has no elements; kernels are not called for them.
 void local_step(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
   const auto params = local_argument(op, stack, 0).toTensorVector();
   const size_t num_args = op.schema().arguments().size();
@@ -118,8 +119,8 @@ const RegisterOpRules fused_optimizer_rules([] {
   }
 });
 
-/// Tensors that somebody else owns, in a list that ops take. To count references of a thousand tensors up and down
-/// costs more than a step of small ones: each count is an atomic write to memory that is not in the cache.
+/// Borrowed tensors in a list that ops accept. Reference counting of a thousand tensors costs more than a step of small
+/// ones: each count is an atomic write to memory that is not in the cache.
 class BorrowedTensors {
  public:
   BorrowedTensors() = default;
@@ -140,14 +141,13 @@ class BorrowedTensors {
   std::vector<at::Tensor> tensors_;
 };
 
-/// This rank's local tensors of a step's lists, without the places where it has nothing. The lists' tensors live
-/// longer. Versions of what is written are counted up on the way, since a thousand tensors have left the cache when
-/// they are all taken.
+/// This rank's local tensors of a step's lists, which must outlive this, without indices where it has no elements. Also
+/// counts versions of written tensors, since a thousand tensors have left the cache by the end.
 class LocalLists {
  public:
   struct Writes {
-    bool counts_dtensors = false;  // as autograd does; and the local tensors, as dispatch() does
-    bool has_grads = false;        // kernels write gradients only where they scale them
+    bool counts_dtensors = false;  // like autograd; local tensors are always counted, as in dispatch()
+    bool has_grads = false;        // kernels write gradients only if they scale them
   };
 
   LocalLists(at::TensorList params, Writes writes) : writes_(writes) {
@@ -163,7 +163,7 @@ class LocalLists {
     }
   }
 
-  /// Whether every list that was taken lies as the parameters do, so that the step is right on the local tensors.
+  /// Returns whether every list has the layout of the parameters, so that the step on local tensors is correct.
   bool have_same_layout() const { return same_layout_; }
 
   at::TensorList take(at::TensorList list) {
@@ -190,7 +190,7 @@ class LocalLists {
   }
 
  private:
-  /// What is asked for every list is asked once: a thousand tensors have left the cache by then.
+  /// Properties that every list needs, read only once, because a thousand tensors have left the cache by then.
   struct Param {
     const DTensorMeta* meta;
     bool has_elements;
@@ -221,20 +221,20 @@ class LocalLists {
   }
 
   const Writes writes_;
-  std::vector<Param> params_;  // up to the first that is a plain tensor or pending
+  std::vector<Param> params_;  // up to the first plain or Partial tensor
   std::array<BorrowedTensors, 6> lists_;
   size_t num_lists_ = 0;
   bool same_layout_ = true;
 };
 
-/// The kernels of a fused op on DTensors.
+/// Kernels of a fused op for DTensors.
 template <class Op, class Signature = typename Op::schema>
 struct FusedStep;
 
 template <class Op, class... Args>
 struct FusedStep<Op, void(at::TensorList, Args...)> {
-  /// In the place of autograd's own kernel, which has nothing to record where no tensor requires grad, and takes as
-  /// long for a thousand small tensors as the optimizer itself. That one is called for the rest.
+  /// Replaces autograd's kernel, which has nothing to record if no tensor requires grad, but takes as long for a
+  /// thousand small tensors as the optimizer itself. Other calls go to autograd's.
   static void before_autograd(c10::DispatchKeySet keys, at::TensorList params, Args... args) {
     const bool records = c10::GradMode::is_enabled() && (requires_grad(params) || ... || requires_grad(args));
     if (!records && step_on_locals(/*counts_dtensors=*/true, params, args...)) {
@@ -263,14 +263,14 @@ struct FusedStep<Op, void(at::TensorList, Args...)> {
     return false;
   }
 
-  /// Of grad_scale and found_inf, the optional tensors of these ops.
+  /// For grad_scale and found_inf, the optional tensors of these ops.
   static bool is_given(const std::optional<at::Tensor>& tensor) { return tensor.has_value(); }
   template <class Other>
   static bool is_given(const Other& /*argument*/) {
     return false;
   }
 
-  /// Where all lies alike; otherwise does nothing but count versions up, and returns false.
+  /// Steps if all layouts are equal. Otherwise only counts versions, and returns false.
   static bool step_on_locals(bool counts_dtensors, at::TensorList params, const Args&... args) {
     LocalLists lists(params, {.counts_dtensors = counts_dtensors, .has_grads = (is_given(args) || ...)});
     const Locals locals{lists.take(params), lists.take(args)...};  // in this order

@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-/// [batch, heads, length, ...] as the kernel allocates it: heads inside length.
+/// Returns the meta of [batch, heads, length, ...] as the kernel allocates it, with heads inside length.
 TensorMeta heads_inside_length(at::IntArrayRef sizes, at::ScalarType dtype) {
   DimVector allocated(sizes.begin(), sizes.end());
   std::swap(allocated[1], allocated[2]);
@@ -22,7 +22,7 @@ TensorMeta heads_inside_length(at::IntArrayRef sizes, at::ScalarType dtype) {
   return meta;
 }
 
-/// Batch and heads, where every operand has them in full; a mask may lack them or have them at size 1.
+/// Shards batch and heads, if every operand has them in full; a mask may lack them or have size 1.
 Strategies item_strategies(const OpCall& call, size_t mask_arg) {
   Strategies strategies;
   const auto& query = call.operands[0].meta;
@@ -53,7 +53,8 @@ Strategies attention_strategies(const OpCall& call) {
   return item_strategies(call, 5);
 }
 
-/// The kernel of newer libtorch lays the output out as the query lies, that of older ones with heads inside length.
+/// Returns true for newer libtorch, whose kernel gives the output the query's layout; older ones put heads inside
+/// length.
 bool output_has_query_layout() {
   static const bool answer = [] {
     const auto items = at::ones({1, 2, 2, 1});
@@ -90,7 +91,7 @@ std::vector<TensorMeta> attention_backward_metas(const OpCall& call) {
   return metas;
 }
 
-/// The kernels divide by the number of items: without items there is nothing to do.
+/// Skips the kernels without items, by whose number they divide.
 void local_flash_attention(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   if (local_argument(op, stack, 0).toTensor().numel() > 0) {
     op.callBoxed(stack);

@@ -1,5 +1,5 @@
-// Convolutions: items are independent of each other; without groups the channels are a matrix product's dims, the
-// output channels its columns and the input channels its contracted dim. Cut images are gathered.
+// Convolutions: items are independent of each other. Without groups, channels act like the dims of a matrix product:
+// output channels are its columns, and input channels its contracted dim. Sharded images are gathered.
 
 #include <ATen/ops/sum.h>
 
@@ -27,13 +27,14 @@ WeightDims weight_dims(bool transposed) {
   return transposed ? WeightDims{.out = 1, .in = 0} : WeightDims{.out = 0, .in = 1};
 }
 
-/// Refuses on every rank what only the kernels of ranks with items, or with a shard of that length, would refuse.
+/// Throws, on every rank, for arguments that only the kernels of ranks with items, or with certain shards, would
+/// reject.
 void check_channels(const OpCall& call) {
   const auto& input = call.operands[0].meta;
   const auto& weight = call.operands[1].meta;
   const bool transposed = call.args[kTransposed].toBool();
   const int64_t groups = call.args[8].toInt();
-  const int64_t own = weight.sizes[0], shared = weight.sizes[1] * groups;  // by groups, and by all of them
+  const int64_t own = weight.sizes[0], shared = weight.sizes[1] * groups;  // output and input channels
   TESSERA_CHECK(
       ValueError,
       groups > 0 && own % groups == 0 && input.sizes[1] == (transposed ? own : shared) && input.dtype == weight.dtype,
@@ -101,7 +102,7 @@ Strategies convolution_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Of the ranks whose results are terms of one sum the first adds the bias.
+/// Returns whether this rank adds the bias: if results are Partial, only the first rank does.
 bool adds_bias(const DTensorSpec& out) {
   for (size_t axis = 0; axis < out.placements().size(); ++axis) {
     if (out.placements()[axis] == Partial() && out.mesh().coordinate()[axis] != 0) {
@@ -161,7 +162,7 @@ Strategies backward_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// The gradient of the bias is the sum of `grad` over all but the channels, also where the other shards are empty.
+/// Returns the sum of `grad` over all dims but the channels, even if other shards are empty.
 at::Tensor bias_gradient(const at::Tensor& grad) {
   std::vector<int64_t> dims;
   for (int64_t dim = 0; dim < grad.dim(); ++dim) {
@@ -190,8 +191,8 @@ void local_convolution_backward(const c10::OperatorHandle& op, torch::jit::Stack
   }
 }
 
-/// An input without a batch dim is not what the strategies are about, nor one without channels, of which ATen makes a
-/// result without channels whatever the weight.
+/// Excludes an input without a batch dim, and one without channels, for which ATen returns no channels whatever the
+/// weight.
 template <size_t input>
 bool is_unusual(const OpCall& call) {
   const auto& meta = call.operands[input].meta;

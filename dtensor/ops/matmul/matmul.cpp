@@ -1,4 +1,4 @@
-// Matrix products, written by the names of their dims: mm is "mk,kn->mn".
+// Matrix products, described by the names of their dims: mm is "mk,kn->mn".
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/mm.h>
@@ -24,7 +24,7 @@ int64_t find_dim(std::string_view dims, char letter) {
   return found == std::string_view::npos ? kNone : static_cast<int64_t>(found);
 }
 
-/// "mk,kn->mn" as its three parts.
+/// Parsed "mk,kn->mn".
 struct Product {
   std::string_view a, b, out;
 
@@ -51,7 +51,7 @@ Strategies matrix_product_strategies(const OpCall& call, const Product& product,
     }
     operands.append({a, b});
     if (out == kNone && !has_finite_numbers(call)) {
-      continue;  // an infinite alpha makes infinities of terms that add up to something finite
+      continue;  // an infinite alpha makes infinities of terms with a finite sum
     }
     strategies.push_back(sharded(call, operands, {out}, Partial()));
     if (out == kNone && first == 1) {
@@ -68,7 +68,7 @@ Strategies matrix_product_strategies(const OpCall& call, const Product& product,
   return strategies;
 }
 
-/// A summand that is replicated where the product is a pending sum must be added by one of the ranks only.
+/// Only one rank may add a replicated summand to a Partial product.
 bool adds_summand(const OpPlan& plan) {
   const auto& out = *plan.outputs[0];
   const auto& summand = plan.operands[0];
@@ -82,8 +82,8 @@ bool adds_summand(const OpPlan& plan) {
   return true;
 }
 
-/// For the shard that has nothing of k, of which others have some: kernels would return the summand as it is, not
-/// broadcast, and refuse a beta of another dtype. Zeros of length 1 are the same sum.
+/// Replaces a factor whose shard has no elements along k by zeros of length 1, which give the same sum. Otherwise
+/// kernels would return the summand unchanged, without broadcasting, and reject a beta of another dtype.
 void fill_empty_factor(c10::IValue& argument, int64_t k, const DTensorSpec& spec) {
   const auto& factor = argument.toTensor();
   if (k != kNone && factor.size(k) == 0 && spec.sizes()[static_cast<size_t>(k)] != 0) {
@@ -93,8 +93,8 @@ void fill_empty_factor(c10::IValue& argument, int64_t k, const DTensorSpec& spec
   }
 }
 
-/// By beta 0, once the kernel has seen the beta that it reads on the first rank, if it may refuse that: some read it in
-/// the summand's dtype, some in the factors'.
+/// Sets beta to 0, after the kernel has seen the beta that the first rank's kernel may reject: some read it in the
+/// summand's dtype, some in the factors'.
 void leave_out_summand(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto& beta = local_argument(op, stack, 3);
   const auto is_taken = [&](size_t argument) {
@@ -106,7 +106,7 @@ void leave_out_summand(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
   beta = c10::IValue(0);
 }
 
-/// addmm(self, a, b, *, beta, alpha) and its kin.
+/// Runs addmm(self, a, b, *, beta, alpha) and similar ops.
 void local_sum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan, const Product& product) {
   if (!adds_summand(plan)) {
     leave_out_summand(op, stack);
@@ -125,7 +125,7 @@ void register_products(const std::vector<std::string>& ops, const char* text, Ou
                          .needs_dry_run = true});
 }
 
-/// Meta kernels need not look at the summand, and neither do kernels of ranks that have nothing of the product.
+/// Checks the summand, which meta kernels, and kernels of ranks without elements of the product, need not do.
 Strategies product_sum_strategies(const OpCall& call, const Product& product) {
   const auto& summand = call.operands[0].meta;
   TESSERA_CHECK(ValueError, at::is_expandable_to(summand.sizes, call.outputs[0].sizes),
@@ -143,7 +143,7 @@ void register_sums(const std::vector<std::string>& ops, const char* text) {
                          .needs_dry_run = true});
 }
 
-/// Kernels compare lengths of shards only.
+/// Checks lengths, because kernels compare only those of shards.
 std::vector<TensorMeta> dot_metas(const OpCall& call) {
   const auto &a = call.operands[0].meta, &b = call.operands[1].meta;
   TESSERA_CHECK(ValueError, a.sizes.size() == 1 && a.sizes == b.sizes,
@@ -152,7 +152,7 @@ std::vector<TensorMeta> dot_metas(const OpCall& call) {
   return {TensorMeta::contiguous({}, call.operands[0].meta.dtype)};
 }
 
-/// Ranks that have nothing of a factor do not see what kernels refuse.
+/// Checks arguments, because ranks without elements of a factor do not call the kernel.
 Strategies foreach_mm_strategies(const OpCall& part) {
   const auto &a = part.operands[0].meta, &b = part.operands[1].meta;
   TESSERA_CHECK(ValueError, a.dtype == b.dtype, "{}: factors {} and {}; they need one dtype",
@@ -160,7 +160,7 @@ Strategies foreach_mm_strategies(const OpCall& part) {
   return matrix_product_strategies(part, Product::parse("mk,kn->mn"), 0);
 }
 
-/// Kernels for lists need not take shards without elements.
+/// Skips shards without elements, which kernels for lists may reject.
 void local_foreach_mm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
   const auto a = local_argument(op, stack, 0).toTensorVector(), b = local_argument(op, stack, 1).toTensorVector();
   const auto has_empty = [](const std::vector<at::Tensor>& list) {

@@ -1,9 +1,9 @@
-// Recurrent networks. ATen's lstm() on float tensors of the CPU calls a kernel of oneDNN for each layer and direction,
-// which saves its state for backward in a format of its own. On DTensors a layer is its steps, as in ATen's lstm() of
-// other dtypes: a cut batch stays cut.
+// Recurrent networks. For float tensors on the CPU, ATen's lstm() calls a oneDNN kernel for each layer and direction,
+// which saves its state for backward in its own format. For DTensors, a layer consists of its steps, as in ATen's
+// lstm() of other dtypes, so a sharded batch stays sharded.
 //
-// Layers of torch::nn that are given no initial state make one of plain zeros. Here these become DTensors, cut as the
-// batch is.
+// Without an initial state, layers of torch::nn make one of plain zeros. Here these become DTensors, sharded like the
+// batch.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -33,7 +33,7 @@ namespace tessera {
 
 namespace {
 
-/// input [length, batch, features] → [length, batch, hidden], the last hidden and cell state, and nothing saved.
+/// Maps input [length, batch, features] to [length, batch, hidden], the last hidden and cell state, and nothing saved.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> lstm_layer(
     const at::Tensor& input, const at::Tensor& input_weight, const at::Tensor& hidden_weight,
     const at::Tensor& input_bias, const at::Tensor& hidden_bias, const at::Tensor& hidden, const at::Tensor& cell,
@@ -56,7 +56,7 @@ bool is_plain_state(const at::Tensor& tensor) {
   return tensor.defined() && !dtensor_meta(tensor);
 }
 
-/// Zeros that are sized as `state`, whose dim `state_dim` is cut as dim `batch_dim` of the input.
+/// Returns zeros of the size of `state`. Dim `state_dim` is sharded like dim `batch_dim` of the input.
 at::Tensor zero_state(const at::Tensor& state, const DTensorSpec& input, int64_t state_dim, int64_t batch_dim) {
   Placements placements(input.placements().size(), Replicate());
   for (size_t axis = 0; axis < placements.size(); ++axis) {
@@ -73,16 +73,16 @@ struct BatchDims {
   int64_t state;
 };
 
-/// Of [length, batch, features], or [batch, length, features], and [layers, batch, hidden]; a sequence without batch
-/// has no such dim.
+/// Returns the batch dims of [length, batch, features], or [batch, length, features], and of [layers, batch, hidden];
+/// none for a sequence without batch.
 BatchDims batch_dims(const at::Tensor& input, bool batch_first) {
   return {.input = input.dim() < 3 ? input.dim() : batch_first ? 0 : 1, .state = 1};
 }
 
 constexpr BatchDims kCellDims{.input = 0, .state = 0};
 
-/// The states with DTensors for plain zeros beside an input that is one. Ranks ask each other, since a state that is no
-/// zeros may be so on some of them only.
+/// Replaces plain zero states by DTensors if the input is a DTensor. Ranks communicate, because a state may be zeros on
+/// only some of them.
 std::vector<at::Tensor> initial_states(const char* op, at::TensorList states, const at::Tensor& input, BatchDims dims) {
   auto result = states.vec();
   const auto* meta = dtensor_meta(input);
@@ -118,7 +118,7 @@ ThreeTensors lstm(const at::Tensor& input, at::TensorList states, at::TensorList
 using Recurrence = TwoTensors(const at::Tensor&, const at::Tensor&, at::TensorList, bool, int64_t, double, bool, bool,
                               bool);
 
-/// gru and rnn_*, of which `layers` is ATen's own.
+/// Runs gru and rnn_*; `layers` is ATen's implementation.
 template <Recurrence& layers>
 TwoTensors recurrence(const at::Tensor& input, const at::Tensor& state, at::TensorList params, bool has_biases,
                       int64_t num_layers, double dropout, bool train, bool bidirectional, bool batch_first) {

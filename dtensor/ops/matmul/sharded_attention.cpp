@@ -23,7 +23,7 @@ bool has_mask(const std::optional<at::Tensor>& mask) {
   return mask && mask->defined();
 }
 
-/// Query, key and value, by which messages name them.
+/// Query, key and value, with names for messages.
 struct Operands {
   const at::Tensor& query;
   const at::Tensor& key;
@@ -42,7 +42,7 @@ bool stays(const Placement& placement, const Operands& operands) {
   return is_sharded_on(placement, 0, operands) || is_sharded_on(placement, kHeads, operands);
 }
 
-/// Of the first operand that has such a cut, so that the others follow it.
+/// Returns the placements of the first operand with such a sharding, which the others follow.
 Placements common_placements(const Operands& operands) {
   Placements common(placements(operands.query).size(), Replicate());
   for (const auto* operand : {&operands.query, &operands.key, &operands.value}) {
@@ -57,7 +57,7 @@ Placements common_placements(const Operands& operands) {
   return normalized(common, kDims, static_cast<int64_t>(common.size()), "scaled_dot_product_attention");
 }
 
-/// The mask's dims count from the last; it may lack batch and heads, or have one for all.
+/// Returns the mask's placements. Its dims count from the last; it may lack batch and heads, or have size 1.
 Placements mask_placements(const at::Tensor& mask, const at::Tensor& query, const Placements& common) {
   Placements own(common.size(), Replicate());
   for (size_t axis = 0; axis < common.size(); ++axis) {
@@ -69,7 +69,8 @@ Placements mask_placements(const at::Tensor& mask, const at::Tensor& query, cons
   return normalized(own, mask.dim(), static_cast<int64_t>(own.size()), "scaled_dot_product_attention");
 }
 
-/// Where ranks have one copy of the mask but items of their own, each has a term of its gradient.
+/// Returns Partial where ranks share a replicated mask but have different items, so that each has a term of its
+/// gradient.
 Placements gradient_placements(const Placements& own, const Placements& common) {
   Placements gradient = own;
   for (size_t axis = 0; axis < own.size(); ++axis) {
@@ -93,7 +94,7 @@ at::Tensor move_to_local(const char* role, const at::Tensor& tensor, const Place
   return to_local(redistribute(tensor, own), gradient_placements(own, common));
 }
 
-/// Fused kernels divide by the number of items.
+/// Handles empty inputs, because fused kernels divide by the number of items.
 at::Tensor compute_local_attention(const Operands& local, const std::optional<at::Tensor>& mask,
                                    const AttentionOptions& options) {
   const auto result = local.query.numel() == 0 || local.key.numel() == 0
@@ -108,12 +109,12 @@ at::Tensor compute_local_attention(const Operands& local, const std::optional<at
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                         const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
                                         std::optional<double> scale, bool enable_gqa) {
-  const bool is_empty = query.numel() == 0 || key.numel() == 0;  // of which ATen's makes a plain tensor of zeros
+  const bool is_empty = query.numel() == 0 || key.numel() == 0;  // ATen would return plain zeros
   if (query.device().is_cpu() && !is_empty) {
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
   }
   if (is_empty || dropout_p != 0 || !can_shard_attention(query, key, value, mask)) {
-    // Ops that have rules, which draw the same numbers however tensors lie, and refuse what does not fit.
+    // Uses ops with rules, which draw the same numbers for all layouts and reject invalid arguments.
     return std::get<0>(
         at::_scaled_dot_product_attention_math(query, key, value, mask, dropout_p, is_causal, {}, scale, enable_gqa));
   }

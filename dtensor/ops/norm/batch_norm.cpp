@@ -1,6 +1,5 @@
-// Batch norms: channels are independent of each other. With running statistics (eval) items are too; in training the
-// statistics are taken over all items, so where these are cut, ranks tell each other those of their own
-// (sharded_batch_norm.h).
+// Batch norms: channels are independent of each other. With running statistics (eval), items are too. In training,
+// statistics cover all items, so if these are sharded, ranks exchange their own (sharded_batch_norm.h).
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -30,8 +29,8 @@ const TensorMeta& input_meta(const OpCall& call) {
   return call.operands[input_operand(call.op)].meta;
 }
 
-/// Whether the statistics come from the batch, as argument "training", "train" or "update" says. Overloads without
-/// such an argument say it by their name.
+/// Returns whether the statistics come from the batch, according to argument "training", "train" or "update", or to the
+/// name of overloads without it.
 bool uses_batch_statistics(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args) {
   const auto& schema = op.schema();
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -43,7 +42,8 @@ bool uses_batch_statistics(const c10::OperatorHandle& op, at::ArrayRef<c10::IVal
   return schema.name().find("no_training") == std::string::npos && schema.name().find("no_update") == std::string::npos;
 }
 
-/// What has one entry a channel is cut along it; other vectors (statistics that were not saved) are copies.
+/// Returns the placement along channels for tensors with one entry per channel; other vectors (unsaved statistics) are
+/// replicated.
 Placement along_channels(const TensorMeta& meta, int64_t channels) {
   if (meta.sizes.size() > 1) {
     return Shard(1);
@@ -63,13 +63,13 @@ AxisStrategy shard_channels(const OpCall& call) {
   return strategy;
 }
 
-/// Where items are cut: a sum over items that all ranks need is whole on all of them.
+/// Returns the placement of sums over sharded items: Replicate if all ranks need them, otherwise Partial.
 Placement gradient_of_parameters(const OpCall& call) {
   const bool is_summed = uses_batch_statistics(call.op, call.args) && call.args[kMask].toBoolList().get(0);
   return is_summed ? Placement(Replicate()) : Placement(Partial());
 }
 
-/// Cuts dim `dim` of input-like tensors.
+/// Shards dim `dim` of tensors like the input.
 AxisStrategy shard_input_dim(const OpCall& call, int64_t dim) {
   AxisStrategy strategy;
   const auto placement = [&](const TensorMeta& meta, const Placement& other) {
@@ -85,8 +85,8 @@ AxisStrategy shard_input_dim(const OpCall& call, int64_t dim) {
   return strategy;
 }
 
-/// With the statistics of the batch: there are items, backward has what forward saved, and all vectors fit. (A batch of
-/// nothing is refused by kernels.)
+/// Returns whether items can be sharded with batch statistics: there are items, backward has saved statistics, and all
+/// vectors fit. (Kernels reject an empty batch.)
 bool can_shard_items(const OpCall& call) {
   if (!uses_batch_statistics(call.op, call.args)) {
     return true;
@@ -115,8 +115,7 @@ Strategies batch_norm_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Leaves out what the mask does not ask for: CUDA's kernel of batch_norm_backward, where it is cuDNN's, gives that
-/// too.
+/// Drops results that the mask does not request, such as those of cuDNN's batch_norm_backward.
 void drop_unwanted(std::vector<TensorMeta>& metas, const c10::List<bool>& mask) {
   if (metas.size() == mask.size()) {
     size_t next = 0;
@@ -124,7 +123,8 @@ void drop_unwanted(std::vector<TensorMeta>& metas, const c10::List<bool>& mask) 
   }
 }
 
-/// Which statistics are saved, and in which dtype, depends on device and mode: a batch of one item of one pixel tells.
+/// Determines which statistics are saved, and their dtypes, which depend on device and mode, from a batch of one item
+/// of one pixel.
 std::vector<TensorMeta> batch_norm_metas(const OpCall& call) {
   const auto& input = input_meta(call);
   auto metas = probe_output_metas(call, [](const TensorMeta& meta) {
@@ -150,8 +150,8 @@ bool is_over_ranks(const c10::OperatorHandle& op, torch::jit::Stack* stack, cons
   return uses_batch_statistics(op, args) && shards_items(*plan.operands[input_operand(op)]);
 }
 
-/// With running statistics, on a rank that has channels and no items: CUDA's kernel, which returns statistics even so,
-/// cannot start without an item: one of zeros takes their place.
+/// Handles running statistics on a rank with channels but no items. CUDA's kernel returns statistics even then, but
+/// cannot run without an item, so it gets one of zeros.
 void forward_without_items(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto& input = local_argument(op, stack, 0);
   std::vector<int64_t> one_item(static_cast<size_t>(input.toTensor().dim()), 1);
@@ -162,8 +162,8 @@ void forward_without_items(const c10::OperatorHandle& op, torch::jit::Stack* sta
   items = at::empty(plan.outputs[0]->local_sizes(), items.toTensor().options());
 }
 
-/// Ranks without items take part in the exchange of statistics. Where there is none, a rank without any element of the
-/// results has nothing to do.
+/// Runs the norm. Ranks without items take part in the exchange of statistics. Without an exchange, a rank without
+/// elements of the results has nothing to do.
 void local_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   if (is_over_ranks(op, stack, plan)) {
     sharded_batch_norm(op, stack, plan);
@@ -176,7 +176,7 @@ void local_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, c
   }
 }
 
-/// Kernels divide by the number of channels, and some outputs may not be wanted.
+/// Handles zero channels, by which kernels divide, and outputs that are not requested.
 void local_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   if (is_over_ranks(op, stack, plan)) {
     sharded_batch_norm_backward(op, stack, plan);
@@ -194,7 +194,7 @@ void local_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack*
   }
 }
 
-/// native_batch_norm writes running statistics in training alone.
+/// Returns whether native_batch_norm writes running statistics, which it does only in training.
 bool writes_statistics(at::ArrayRef<c10::IValue> args, size_t arg) {
   constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5;
   return (arg == kRunningMean || arg == kRunningVar) && args[kTraining].toBool();

@@ -25,7 +25,7 @@ at::Tensor packed(const BatchStatistics& statistics) {
   return at::cat({statistics.mean, statistics.squares, statistics.count}, /*dim=*/-1);
 }
 
-/// `numbers` are those of one rank, or a row a rank.
+/// Unpacks `numbers` of one rank, or of one rank per row.
 BatchStatistics unpack(const at::Tensor& numbers) {
   const int64_t channels = (numbers.size(-1) - 1) / 2;
   return {.mean = numbers.narrow(-1, 0, channels),
@@ -41,7 +41,7 @@ BatchStatistics local_statistics(const at::Tensor& items) {
   }
   std::optional<at::Tensor> unread_mean, unread_var;
   if (at::isReducedFloatingType(items.scalar_type())) {
-    // Kernels give statistics in the dtype of the running ones that they update; 16 bits would be too few.
+    // Kernels return statistics in the dtype of the running ones that they update; 16 bits would be too few.
     unread_mean = at::zeros({channels}, items.options().dtype(at::toOpMathType(items.scalar_type())));
     unread_var = unread_mean->clone();
   }
@@ -52,7 +52,7 @@ BatchStatistics local_statistics(const at::Tensor& items) {
           .count = at::full({1}, count, options)};
 }
 
-/// Of all ranks' items, from a row a rank.
+/// Combines the statistics of all ranks, one per row.
 BatchStatistics combined(const BatchStatistics& ranks) {
   const auto count = ranks.count.sum(0);
   const auto mean = ranks.mean.mul(ranks.count).sum(0).div_(count.clamp_min(1));
@@ -66,7 +66,7 @@ void update(const at::Tensor& running, const at::Tensor& value, double momentum)
   }
 }
 
-/// One number a channel, to be combined with the items.
+/// Reshapes one number per channel for broadcasting with the items.
 at::Tensor beside(const at::Tensor& numbers, const at::Tensor& items) {
   std::vector<int64_t> sizes(static_cast<size_t>(items.dim()), 1);
   sizes[kChannelDim] = numbers.numel();
@@ -92,7 +92,7 @@ void update_running_statistics(const at::Tensor& mean, const at::Tensor& varianc
   update(variance, statistics.squares.div(statistics.count - 1), momentum);
 }
 
-/// By kernels, which compute that where statistics are given.
+/// Normalizes with kernels that accept statistics.
 at::Tensor normalized_items(const at::Tensor& items, const at::Tensor& weight, const at::Tensor& bias,
                             const at::Tensor& mean, const at::Tensor& variance, double eps) {
   if (items.numel() == 0) {
@@ -103,7 +103,7 @@ at::Tensor normalized_items(const at::Tensor& items, const at::Tensor& weight, c
     return parameter.defined() ? std::optional(parameter.to(dtype)) : std::nullopt;
   };
   auto given = variance.to(dtype);
-  if (eps == 0) {  // in training they take the inverse of no deviation for 0
+  if (eps == 0) {  // in training, kernels treat the inverse of a zero deviation as 0
     given = given.masked_fill(given.eq(0), std::numeric_limits<double>::infinity());
   }
   return std::get<0>(at::native_batch_norm(items, as_computed(weight), as_computed(bias), mean.to(dtype), given,
@@ -140,7 +140,7 @@ void BatchNormGradient::add_up(const DeviceMesh& mesh, const std::vector<int64_t
   centered_sum_ = sums.narrow(0, grad_sum_.numel(), centered_sum_.numel());
 }
 
-/// With sums over the N values of a channel: weight * invstd * (g - sum(g) / N - (x - mean) * invstd^2 *
+/// Computes, with sums over the N values of a channel: weight * invstd * (g - sum(g) / N - (x - mean) * invstd^2 *
 /// sum(g * (x - mean)) / N).
 at::Tensor BatchNormGradient::of_items(const at::Tensor& weight, const at::Tensor& count) {
   const auto scale = weight.defined() ? inverse_.mul(weight) : inverse_;

@@ -1,4 +1,5 @@
-// Pooling, padding and resampling: they work within the last one, two or three dims, so batch and channels may be cut.
+// Pooling, padding and resampling, which work within the last one, two or three dims, so batch and channels may be
+// sharded.
 
 #include <ATen/native/Pool.h>
 #include <fmt/ranges.h>
@@ -35,7 +36,7 @@ constexpr const char* kResamplingBackward2d = R"(
 constexpr const char* kResamplingBackward3d = R"(
     upsample_nearest3d_backward _upsample_nearest_exact3d_backward upsample_trilinear3d_backward)";
 
-/// All dims but the last `spatial`.
+/// Shards all dims except the last `spatial`.
 Strategies leading_dims(const OpCall& call, int64_t spatial) {
   DimVector touched;
   for (int64_t dim = 1; dim <= spatial; ++dim) {
@@ -44,18 +45,18 @@ Strategies leading_dims(const OpCall& call, int64_t spatial) {
   return along_dims(call, touched);
 }
 
-/// The batch alone, dim 0 of all tensors.
+/// Shards only the batch, dim 0 of all tensors.
 Strategies batch(const OpCall& call) {
   return {sharded(call, DimVector(call.operands.size(), 0), DimVector(call.outputs.size(), 0))};
 }
 
-/// Of im2col and col2im, which take one image without a batch too.
+/// For im2col and col2im, which also accept one image without a batch.
 template <int64_t ndim>
 Strategies batch_if_any(const OpCall& call) {
   return call.operands[0].ndim() == ndim ? batch(call) : Strategies();
 }
 
-/// (self, output_size): the leading dims of self, then output_size.
+/// Returns the meta for (self, output_size): the leading dims of self, then output_size.
 std::vector<TensorMeta> resized_metas(const OpCall& call) {
   auto sizes = call.operands[0].meta.sizes;
   const auto spatial = call.args[1].toIntVector();
@@ -67,7 +68,7 @@ std::vector<TensorMeta> resized_metas(const OpCall& call) {
   return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};
 }
 
-/// self with other last dims, of which an op without a meta kernel makes these.
+/// Returns `self` with other last dims, for ops without a meta kernel.
 std::vector<TensorMeta> with_spatial(const OpCall& call, at::IntArrayRef spatial) {
   const auto& self = call.operands[0].meta;
   auto sizes = self.sizes;
@@ -129,7 +130,7 @@ std::vector<TensorMeta> grid_sampler_metas(const OpCall& call) {
   return {TensorMeta::contiguous(sizes, input.dtype)};
 }
 
-/// grid_sampler_backward(grad_output, input, grid, ..., output_mask). Of the grid there is a gradient in any case.
+/// grid_sampler_backward(grad_output, input, grid, ..., output_mask). The grid's gradient is always computed.
 std::vector<TensorMeta> grid_sampler_backward_metas(const OpCall& call) {
   const auto &input = call.operands[1].meta, &grid = call.operands[2].meta;
   check_grid(call, input, grid);
@@ -141,7 +142,7 @@ std::vector<TensorMeta> grid_sampler_backward_metas(const OpCall& call) {
   return metas;
 }
 
-/// im2col(self, kernel_size, dilation, padding, stride): each window a column.
+/// im2col(self, kernel_size, dilation, padding, stride): one column per window.
 std::vector<TensorMeta> columns_metas(const OpCall& call) {
   const auto& self = call.operands[0].meta;
   const size_t ndim = self.sizes.size();
@@ -163,7 +164,7 @@ std::vector<TensorMeta> columns_metas(const OpCall& call) {
   return {TensorMeta::contiguous(sizes, self.dtype)};
 }
 
-/// col2im(self [N, C * window, L], output_size, kernel_size, ...): the windows that overlap added up.
+/// col2im(self [N, C * window, L], output_size, kernel_size, ...): the sum of overlapping windows.
 std::vector<TensorMeta> images_metas(const OpCall& call) {
   const auto& self = call.operands[0].meta;
   const size_t ndim = self.sizes.size();

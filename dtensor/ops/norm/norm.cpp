@@ -1,5 +1,5 @@
-// Normalisations: items are independent of each other, so the dims that are not normalised may be cut; the
-// gradients of weight and bias are then pending sums over the items.
+// Normalizations: items are independent of each other, so dims that are not normalized may be sharded. The gradients of
+// weight and bias are then Partial sums over the items.
 
 #include <fmt/ranges.h>
 
@@ -13,8 +13,8 @@ namespace tessera {
 
 namespace {
 
-/// The dtype of saved means: float32 for low-precision inputs if the weight is float32, or where there is none the
-/// bias, which is the next argument.
+/// Returns the dtype of saved means: float32 for low-precision inputs if the weight (or without one the bias, the next
+/// argument) is float32.
 at::ScalarType statistics_dtype(const OpCall& call, size_t weight_arg) {
   const auto dtype = call.operands[0].meta.dtype;
   if (!at::isReducedFloatingType(dtype)) {
@@ -26,14 +26,14 @@ at::ScalarType statistics_dtype(const OpCall& call, size_t weight_arg) {
   return mixed ? at::kFloat : dtype;
 }
 
-/// CUDA's layer norm computes them in float32 always, its group norm does not.
+/// CUDA's layer norm always computes them in float32, unlike its group norm.
 at::ScalarType layer_statistics_dtype(const OpCall& call, size_t weight_arg) {
   const auto dtype = call.operands[0].meta.dtype;
   const bool on_gpu = call.operands[0].spec->mesh().device_type() == at::kCUDA;
   return on_gpu && at::isReducedFloatingType(dtype) ? at::kFloat : statistics_dtype(call, weight_arg);
 }
 
-/// The operands that come per item, and so are cut along dim `dim`; weight and bias are not.
+/// Shards operands with one entry per item along dim `dim`, but not weight and bias.
 AxisStrategy shard_items(const OpCall& call, std::initializer_list<size_t> item_args, int64_t dim) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = PlacementVector(call.outputs.size(), Shard(dim))};
@@ -47,7 +47,7 @@ AxisStrategy shard_items(const OpCall& call, std::initializer_list<size_t> item_
   return strategy;
 }
 
-/// Backward passes: output 0 is the input's gradient where asked for; the others are sums over the items.
+/// For backward passes: output 0 is the input's gradient if requested; the others are sums over the items.
 AxisStrategy shard_items_backward(const OpCall& call, std::initializer_list<size_t> item_args, int64_t dim,
                                   bool has_input_grad) {
   auto strategy = shard_items(call, item_args, dim);
@@ -71,7 +71,7 @@ Strategies layer_norm_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Kernels see it too, but not those of ranks without items.
+/// Kernels check this too, but not on ranks without items.
 void check_normalized_shape(const OpCall& call) {
   const auto& input = call.operands[0].meta;
   const auto list = call.args[1].toIntVector();
@@ -112,7 +112,7 @@ Strategies layer_norm_backward_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Gradients have the dtypes of input, weight and bias.
+/// Returns metas of the gradients, with the dtypes of input, weight and bias.
 std::vector<TensorMeta> layer_norm_backward_metas(const OpCall& call) {
   std::vector<TensorMeta> metas;
   const auto mask = call.args[kLayerNormMask].toBoolList();
@@ -135,8 +135,8 @@ std::vector<TensorMeta> layer_norm_backward_metas(const OpCall& call) {
 
 // native_group_norm(input, weight, bias, N, C, HxW, group, eps) → output, mean, rstd
 
-/// Throws what kernels refuse, dtypes say, on every rank, also those without items: runs the op on one item of one
-/// pixel. The arguments from `items_arg` on are N, C, HxW.
+/// Runs the op on one item of one pixel, so that kernel errors, such as those about dtypes, are thrown on every rank,
+/// even without items. The arguments from `items_arg` on are N, C, HxW.
 void ask_for_one_pixel(const OpCall& call, size_t items_arg) {
   std::vector<c10::IValue> args(call.args.begin(), call.args.end());
   args[items_arg] = 1;
@@ -146,7 +146,7 @@ void ask_for_one_pixel(const OpCall& call, size_t items_arg) {
   probe_output_metas(smaller, [](const TensorMeta& meta) {
     DimVector sizes = meta.sizes;
     for (size_t dim = 0; sizes.size() > 1 && dim < sizes.size(); ++dim) {
-      sizes[dim] = dim == 1 ? sizes[dim] : 1;  // channels, or of statistics the groups
+      sizes[dim] = dim == 1 ? sizes[dim] : 1;  // channels, or groups for statistics
     }
     return sizes;
   });
@@ -162,8 +162,8 @@ std::vector<TensorMeta> group_norm_metas(const OpCall& call) {
   return {TensorMeta::contiguous(input.sizes, input.dtype), statistics, statistics};
 }
 
-/// Runs a group norm with the local number of items as argument `items_arg`; kernels divide by it, so not on
-/// none, whose outputs are empty or zero terms. `wanted` says which outputs there are.
+/// Runs a group norm with the local number of items as argument `items_arg`. Kernels divide by it, so without items the
+/// outputs are empty or zero terms. `wanted` says which outputs exist.
 void run_group_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan, size_t items_arg,
                     std::array<bool, 3> wanted) {
   const auto input = local_argument(op, stack, 0).toTensor();

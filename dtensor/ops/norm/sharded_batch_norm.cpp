@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-/// The axes of more than one rank that cut items.
+/// Returns the axes of more than one rank that shard items.
 std::vector<int64_t> item_axes(const DTensorSpec& input) {
   std::vector<int64_t> axes;
   for (size_t axis = 0; axis < input.placements().size(); ++axis) {
@@ -24,12 +24,12 @@ std::vector<int64_t> item_axes(const DTensorSpec& input) {
   return axes;
 }
 
-/// Values a channel, on all ranks.
+/// Returns the number of values per channel on all ranks.
 at::Tensor values_per_channel(const DTensorSpec& input) {
   return at::scalar_tensor(c10::multiply_integers(input.sizes()) / input.sizes()[kChannelDim], at::kDouble);
 }
 
-/// Undefined if there is none, or no such argument.
+/// Returns an undefined tensor if there is none, or no such argument.
 at::Tensor optional_tensor(const c10::OperatorHandle& op, torch::jit::Stack* stack, const char* name) {
   const auto index = op.schema().argumentIndexWithName(name);
   const auto value = index ? local_argument(op, stack, static_cast<size_t>(*index)) : c10::IValue();

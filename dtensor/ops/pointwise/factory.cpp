@@ -1,4 +1,4 @@
-// New tensors that take dtype and device, and perhaps sizes, from another one.
+// New tensors with the dtype and device, and possibly the sizes, of another one.
 
 #include "dtensor/dispatch/local_arguments.h"
 #include "dtensor/ops/rule_helpers.h"
@@ -8,9 +8,10 @@ namespace tessera {
 
 namespace {
 
-/// The operand never moves: its values do not matter. A result of its sizes is laid out as it is, any other is
-/// replicated; so is one like a pending tensor, but for zeros, which are the terms of a zero: what is written to it
-/// would be terms of what the operand waits for. An average of integers, or a maximum of complex numbers, is none.
+/// The operand never moves, because its values do not matter. A result with its sizes has its placements; others are
+/// replicated. A result like a Partial tensor is also replicated, because writes to it would become terms of the
+/// operand's reduction, except zeros, which are the terms of a zero. There is no average of integers, and no maximum of
+/// complex numbers.
 template <bool zeros>
 Strategies factory_strategies(const OpCall& call) {
   const auto& operand = call.operands[0];
@@ -20,7 +21,7 @@ Strategies factory_strategies(const OpCall& call) {
   return {{.operands = {current}, .outputs = {alike ? current : Placement(Replicate())}}};
 }
 
-/// Local strides in the order of the global ones, without gaps.
+/// Makes local strides in the order of the global ones, without gaps.
 void local_empty_strided(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto sizes = plan.outputs[0]->local_sizes();
   const auto strides = local_strides(sizes, plan.outputs[0]->strides());

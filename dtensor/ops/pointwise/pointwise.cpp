@@ -16,14 +16,14 @@ namespace tessera {
 
 namespace {
 
-/// self.add_(other), where self is a pending sum that cannot move: a replicated other is added by one rank.
+/// self.add_(other) with a Partial sum self, which cannot move: one rank adds a replicated other.
 Strategies add_in_place_strategies(const OpCall& call) {
   auto strategies = linear_strategies(call, {{0, 1}});
   keep_linear(strategies, call, 0);
   return strategies;
 }
 
-/// Planning has seen the dtypes; kernels refuse no more than an alpha.
+/// Checks only alpha on the kernel, because planning has checked the dtypes.
 void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto& self = plan.operands[0];
   const SpecPtr other = plan.operands.size() > 1 ? plan.operands[1] : nullptr;
@@ -51,7 +51,7 @@ Strategies divided_by_number_strategies(const OpCall& call) {
   return divides_by_zero(call.args[1]) ? pointwise_strategies(call) : linear_strategies(call, {{0}});
 }
 
-/// Of a tensor whose values do not matter: those of a pending reduction, such as a loss, need not be known.
+/// For ops like ones_like, which ignore their operand's values, so that those of a Partial tensor need not be reduced.
 Strategies constant_like_strategies(const OpCall& call) {
   auto strategies = pointwise_strategies(call);
   if (const auto placement = pending(call, 0)) {
@@ -60,7 +60,7 @@ Strategies constant_like_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Zeros are the terms of a zero sum; not every reduction is one of another dtype.
+/// Zeros are the terms of a zero sum, but not every reduction exists for another dtype.
 Strategies zeros_like_strategies(const OpCall& call) {
   if (call.outputs.at(0).dtype != call.operands[0].meta.dtype) {
     return constant_like_strategies(call);
@@ -70,8 +70,8 @@ Strategies zeros_like_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// conj() and its like negate what they view when it is read. A DTensor has no bit that says so, which view_as_real()
-/// and resolve_conj() would ask for, so that the view is a copy.
+/// conj() and similar views are negated or conjugated when read. A DTensor has no bit for that, which view_as_real()
+/// and resolve_conj() would need, so the view is a copy.
 template <at::Tensor (*op)(const at::Tensor&)>
 void local_now(const c10::OperatorHandle& view, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
   set_results(view, stack, {op(local_argument(view, stack, 0).toTensor())});
@@ -86,7 +86,7 @@ Strategies masked_fill_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// fill_ forgets what was pending: of a pending sum the first rank holds the value and the others zeros.
+/// fill_ discards a pending reduction: for a Partial sum, the first rank holds the value, and the others zeros.
 Strategies fill_in_place_strategies(const OpCall& call) {
   auto strategies = pointwise_strategies(call);
   const auto placement = pending(call, 0);
@@ -122,7 +122,7 @@ void local_fill_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
   }
 }
 
-/// Of a new tensor, whose dtype may be another one than the operand's.
+/// Fills a new tensor, whose dtype may differ from the operand's.
 void local_filled(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto value = local_argument(op, stack, 1);
   op.callBoxed(stack);
@@ -152,8 +152,7 @@ constexpr const char* kPointwise = R"(
     sign sign_ signbit silu silu_ sin sin_ sinc sinc_ sinh sinh_ softplus sqrt sqrt_ sub.Scalar tan tan_ tanh tanh_
     threshold threshold_ trunc trunc_ where.self xlogy.Tensor xlogy_.Tensor)";
 
-/// Linear in operand 0, the gradient: what comes as a pending sum of terms stays so until it reaches what needs the
-/// sum.
+/// Linear in operand 0, the gradient: a Partial gradient stays Partial until an op needs the sum.
 constexpr const char* kBackward = R"(
     gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward logit_backward
     mish_backward native_dropout_backward sigmoid_backward silu_backward softplus_backward tanh_backward
@@ -216,9 +215,9 @@ std::vector<TensorMeta> pointwise_metas(const OpCall& call) {
   try {
     return infer_output_metas(call);
   } catch (const c10::NotImplementedError&) {
-    // No kernel for meta tensors: the sizes are plain, and one element tells the dtypes.
+    // There is no kernel for meta tensors: sizes are simple, and one element shows the dtypes.
   }
-  at::Tensor sum;  // lies as their results do
+  at::Tensor sum;  // with the layout of results
   for (const auto& operand : call.operands) {
     const auto term = at::empty_strided(operand.meta.sizes, operand.meta.strides, at::device(at::kMeta));
     sum = sum.defined() ? at::add(sum, term) : at::neg(term);

@@ -1,4 +1,4 @@
-// The rarer element-by-element functions.
+// Less common elementwise functions.
 
 #include "dtensor/ops/pointwise/pointwise.h"
 
@@ -31,7 +31,7 @@ constexpr const char* kSpecialPointwise = R"(
     bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor bitwise_left_shift.Scalar_Tensor
     bitwise_right_shift.Scalar_Tensor)";
 
-/// Those whose overloads with a number are n_scalar and x_scalar.
+/// Ops with overloads n_scalar and x_scalar for numbers.
 constexpr const char* kPolynomials = R"(
     chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h
     hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t
@@ -46,7 +46,8 @@ std::vector<std::string> polynomials_of_numbers() {
   return names;
 }
 
-/// The result, and a buffer for backward: as large on the CPU, of nothing on a GPU. One element tells.
+/// Returns metas of the result and of a buffer for backward, which is as large on the CPU and empty on a GPU, from one
+/// element.
 std::vector<TensorMeta> log_sigmoid_metas(const OpCall& call) {
   const auto& self = call.operands[0].meta;
   auto metas = probe_output_metas(call, [](const TensorMeta& meta) { return DimVector(meta.sizes.size(), 1); });
@@ -82,7 +83,7 @@ Strategies log_sigmoid_backward_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// What autograd never asks for: ATen broadcasts it.
+/// Returns whether operands broadcast, which ATen supports although autograd never needs it.
 bool is_broadcast(const OpCall& call) {
   const auto &grad = call.operands[0].meta, &self = call.operands[1].meta;
   return grad.sizes != self.sizes || grad.dtype != self.dtype;

@@ -1,4 +1,4 @@
-// Random ops draw the whole tensor on every rank and keep this rank's part, or on a GPU draw this part alone
+// Random ops draw the full tensor on every rank and keep this rank's shard, or on a GPU draw only the shard
 // (dtensor/random/random.h).
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -20,7 +20,7 @@ namespace tessera {
 
 namespace {
 
-/// Puts the rank's generator where the call has none.
+/// Sets the rank's generator if the call has none.
 void set_generator(const c10::OperatorHandle& op, torch::jit::Stack* stack, at::DeviceType device) {
   const auto index = op.schema().argumentIndexWithName("generator");
   if (index && local_argument(op, stack, static_cast<size_t>(*index)).isNone()) {
@@ -43,7 +43,7 @@ std::optional<DrawParameters> draw_parameters(const c10::OperatorHandle& op, tor
   return std::nullopt;
 }
 
-/// The same call without data: ATen's own errors for parameters that are not allowed.
+/// Runs the same call without data, so that ATen's errors for invalid parameters are thrown.
 void check_parameters(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const size_t args = op.schema().arguments().size();
   torch::jit::Stack call(stack.end() - static_cast<std::ptrdiff_t>(args), stack.end());
@@ -52,8 +52,8 @@ void check_parameters(const c10::OperatorHandle& op, const torch::jit::Stack& st
   op.callBoxed(&call);
 }
 
-/// Draws this rank's part of the whole tensor where it lies, by the call's generator. False, and nothing is done, where
-/// no kernel does that.
+/// Draws this rank's shard of the full tensor in place, with the call's generator. Returns false, without changes, if
+/// no kernel can.
 bool draw_part(const c10::OperatorHandle& op, torch::jit::Stack* stack, const DTensorSpec& spec) {
   const auto local = local_argument(op, stack, 0).toTensor();
   if (!local.is_cuda() || !local.is_non_overlapping_and_dense()) {
@@ -74,8 +74,8 @@ bool draw_part(const c10::OperatorHandle& op, torch::jit::Stack* stack, const DT
   return true;
 }
 
-/// The written tensor stays where it is, but for a pending norm, which no numbers with signs can be the terms of; what
-/// numbers are drawn by (probabilities) is needed whole.
+/// The written tensor is not moved, except a NormPartial one, because negative numbers cannot be its terms. Tensors
+/// that parametrize the draw (probabilities) are replicated.
 Strategies draw_in_place_strategies(const OpCall& call) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()), .outputs = {}};
   const auto& self = call.operands[0].spec;
@@ -105,8 +105,8 @@ void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
   stack->back() = local;
 }
 
-/// Ops of whole operands: each rank computes the same from the same generator, one of the device where they lie, which
-/// is not the mesh's where they are offloaded.
+/// For ops with replicated operands: each rank computes the same with the same generator, one for the data's device,
+/// which for offloaded tensors differs from the mesh's.
 void local_draw(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   const auto operand = std::ranges::find_if(arguments, &c10::IValue::isTensor);
@@ -135,7 +135,7 @@ const RegisterOpRules random_ops_rules([] {
                                       .runs_on_empty_shards = true});
 });
 
-/// As ATen's kernel for the CPU, whose ops are DTensor's here: the input's values need not be gathered.
+/// Like ATen's CPU kernel, with ops on DTensors: the input's values need not be gathered.
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
   const auto bools = input.options().dtype(at::kBool);
   if (train && !*train) {

@@ -1,5 +1,5 @@
-// Losses that compare two tensors element by element and then reduce. A mean divides by the number of all
-// elements, not of the local ones.
+// Losses that compare two tensors elementwise and then reduce. A mean divides by the global number of elements, not the
+// local one.
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
@@ -25,13 +25,13 @@ int64_t loss_reduction(const OpCall& call) {
   return call.args[reduction_argument(call.op)].toInt();
 }
 
-/// What is computed before the reduction: operands `first` (input) and `first + 1` (target), broadcast.
+/// Strategies for the part before the reduction: operands `first` (input) and `first + 1` (target), broadcast.
 template <size_t first>
 DimVector elements(const OpCall& call) {
   return broadcast_sizes(call.operands[first].meta, call.operands[first + 1].meta);
 }
 
-/// Some losses have the dtype of the input, others the wider one, and gradients that of what they are for.
+/// Some losses have the dtype of the input, others the wider one; gradients have that of their operand.
 at::ScalarType result_dtype(const OpCall& call) {
   return infer_output_dtypes(call).at(0);
 }
@@ -47,7 +47,7 @@ int64_t count(const OpPlan& plan, std::initializer_list<size_t> broadcast_operan
   return c10::multiply_integers(sizes);
 }
 
-/// Null for an optional argument that is left out.
+/// Returns null for an omitted optional argument.
 const TensorMeta* argument_meta(const OpCall& call, const char* name) {
   const auto index = call.op.schema().argumentIndexWithName(name);
   const auto found = std::ranges::find_if(
@@ -61,8 +61,8 @@ void check_expands(const OpCall& call, const TensorMeta* meta, const char* what,
                 toString(call.op.operator_name()), what, meta ? to_string(*meta) : "", to_string(to));
 }
 
-/// What kernels refuse of whole tensors, where the local ones may fit. Most of them take tensors that broadcast to each
-/// other; those of binary_cross_entropy compare element i with element i, whatever the sizes, so these are to be equal.
+/// Checks sizes of full tensors, because the local ones may fit. Most kernels accept tensors that broadcast; those of
+/// binary_cross_entropy compare element i with element i regardless of sizes, so these must be equal.
 void check_sizes(const OpCall& call) {
   const auto& name = call.op.operator_name().name;
   const auto* input = argument_meta(call, "self");
@@ -105,7 +105,7 @@ Strategies loss_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// The sum of a mean may be larger than 16 bits hold where the mean is not, so it is added up as kernels do.
+/// Runs the loss. The sum of a mean may exceed 16 bits where the mean does not, so it is accumulated like in kernels.
 void local_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto& reduction = local_argument(op, stack, reduction_argument(op));
   const bool mean = reduction.toInt() == at::Reduction::Mean && plan.outputs[0]->has_partial();
@@ -120,7 +120,7 @@ void local_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   }
 }
 
-/// The axes along which any operand is cut.
+/// Returns the axes along which any operand is sharded.
 std::vector<int64_t> sharding_axes(const OpPlan& plan) {
   std::vector<int64_t> axes;
   const auto& mesh = plan.outputs[0]->mesh();
@@ -135,7 +135,8 @@ std::vector<int64_t> sharding_axes(const OpPlan& plan) {
   return axes;
 }
 
-/// Kernels of the CPU refuse what is no probability, and see this rank's part alone: all ranks find out together.
+/// Checks for values that are not probabilities on all ranks together. CPU kernels would do so only for this rank's
+/// shard.
 void check_probabilities(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto axes = sharding_axes(plan);
   if (axes.empty()) {
@@ -172,8 +173,8 @@ Strategies loss_backward_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// ATen divides by the number of elements of `self`, also where it was broadcast to the target. What the count has not
-/// divided yet may be larger than 16 bits hold.
+/// Runs the backward. ATen divides by the number of elements of `self`, even if it was broadcast to the target. Before
+/// that division, values may exceed 16 bits.
 void local_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto& reduction = local_argument(op, stack, reduction_argument(op));
   const bool mean = reduction.toInt() == at::Reduction::Mean && !plan.outputs[0]->is_replicated();

@@ -1,9 +1,9 @@
-// Negative log-likelihood over a cut batch, cut classes, or both.
+// Negative log-likelihood with a sharded batch, sharded classes, or both.
 //
-// Its mean divides by the total weight of the targets that are not ignored, which no rank can tell from its part of
-// the targets. So for a mean the targets (one integer an item) are replicated: every rank knows the total, and the
-// local sums form a pending sum. Where classes are cut, each rank counts the targets among its own classes, as a
-// vocabulary-parallel embedding looks up its own rows, and the log-probabilities stay where they are.
+// Its mean divides by the total weight of the targets that are not ignored, which no rank can compute from its shard of
+// the targets. For a mean, the targets (one integer per item) are therefore replicated: every rank knows the total, and
+// the local sums are Partial. With sharded classes, each rank counts the targets among its own classes, like a
+// vocabulary-parallel embedding looks up its own rows, and the log-probabilities are not moved.
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/full.h>
@@ -23,7 +23,7 @@ constexpr size_t kWeight = 2;
 constexpr size_t kReduction = 3;
 constexpr size_t kIgnoreIndex = 4;
 
-// A target that no class of this rank is: what the local kernels ignore.
+// Target that no class of this rank has, which local kernels ignore.
 constexpr int64_t kElsewhere = -100;
 
 /// self is [N, C, ...], or [C] for one item.
@@ -35,18 +35,18 @@ int64_t num_classes(const SpecPtr& self) {
   return self->sizes()[static_cast<size_t>(class_dim(self->ndim()))];
 }
 
-/// Of a forward. Kernels give one item without a reduction a total weight, as if it were a sum.
+/// Returns the reduction of a forward. For one item without a reduction, kernels return a total weight as for a sum.
 int64_t nll_reduction(const OpCall& call) {
   const int64_t reduction = call.args[kReduction].toInt();
   return reduction != at::Reduction::Mean && call.operands[0].ndim() == 1 ? int64_t{at::Reduction::Sum} : reduction;
 }
 
-/// target is [N, ...]: its dim that is self's dim `dim`; kNone for the classes.
+/// Returns the dim of target [N, ...] for dim `dim` of self; kNone for the classes.
 int64_t target_dim(int64_t dim, int64_t self_ndim) {
   return dim == class_dim(self_ndim) ? kNone : dim == 0 ? 0 : dim - 1;
 }
 
-/// Kernels compare the sizes of shards only.
+/// Checks sizes, because kernels compare only those of shards.
 void check_targets2d(const OpCall& call) {
   const auto &self = call.operands[0].meta, &target = call.operands[1].meta;
   auto items = self.sizes;
@@ -70,7 +70,7 @@ std::vector<TensorMeta> nll_loss2d_metas(const OpCall& call) {
           TensorMeta::contiguous({}, dtype)};
 }
 
-/// The batch or another dim of items is cut.
+/// Shards the batch or another dim of items.
 AxisStrategy shard_item_dim(const OpCall& call, int64_t dim, int64_t in_target) {
   const int64_t reduction = nll_reduction(call);
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
@@ -87,8 +87,8 @@ AxisStrategy shard_item_dim(const OpCall& call, int64_t dim, int64_t in_target) 
   return strategy;
 }
 
-/// The total weight is that of the targets among a rank's classes, but for a mean that of all; of several items without
-/// a reduction there is none.
+/// Shards classes. The total weight is that of the targets among a rank's classes, except for a mean, where it is
+/// global; for several items without a reduction there is none.
 AxisStrategy shard_classes(const OpCall& call, int64_t dim) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Partial(), Replicate()}};
@@ -99,7 +99,7 @@ AxisStrategy shard_classes(const OpCall& call, int64_t dim) {
   return strategy;
 }
 
-/// Kernels see it too, but not those of ranks without samples.
+/// Kernels check this too, but not on ranks without samples.
 void check_dtypes(const OpCall& call) {
   const auto& self = call.operands[0].meta;
   const int64_t weight = call.operand_of_arg(kWeight);
@@ -108,7 +108,7 @@ void check_dtypes(const OpCall& call) {
                 "{}: input {} and weight of {}; they need one floating dtype", toString(call.op.operator_name()),
                 to_string(self), c10::toString(weight_dtype));
   const auto& target = call.operands[1].meta;
-  const bool takes_bytes = call.op.schema().name() == "aten::nll_loss_forward";  // and not that of images
+  const bool takes_bytes = call.op.schema().name() == "aten::nll_loss_forward";  // unlike that of images
   TESSERA_CHECK(ValueError, target.dtype == at::kLong || (takes_bytes && target.dtype == at::kByte),
                 "{}: target {}; classes are Long{}", toString(call.op.operator_name()), to_string(target),
                 takes_bytes ? " or Byte" : "");
@@ -128,7 +128,7 @@ Strategies nll_loss_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// The weight that the mean divides by, from the whole target.
+/// Returns the weight that the mean divides by, from the full target.
 at::Tensor total_weight(const at::Tensor& target, const at::Tensor& weight, int64_t ignore_index,
                         at::ScalarType dtype) {
   const auto counted = target.ne(ignore_index);
@@ -140,8 +140,8 @@ at::Tensor total_weight(const at::Tensor& target, const at::Tensor& weight, int6
   return weight.index_select(0, classes).masked_fill_(ignored, 0).sum();
 }
 
-/// Kernels see this rank's part of a replicated target: what is wrong in another part is refused here as it is there.
-/// Kernels of a GPU end the program's work on it instead.
+/// Checks a replicated target. Kernels see only this rank's part of it, and on a GPU an invalid target ends the
+/// program's work on it.
 void check_targets(const at::Tensor& target, int64_t ignore_index, int64_t num_classes) {
   if (!target.is_cpu() || target.numel() == 0) {
     return;
@@ -153,7 +153,7 @@ void check_targets(const at::Tensor& target, int64_t ignore_index, int64_t num_c
                 least < 0 ? least : largest, num_classes, ignore_index);
 }
 
-/// This rank's part of a replicated target.
+/// Returns this rank's part of a replicated target.
 at::Tensor own_target(at::Tensor target, const SpecPtr& self) {
   for (int64_t dim = 0; dim < self->ndim(); ++dim) {
     const int64_t in_target = target_dim(dim, self->ndim());
@@ -165,9 +165,9 @@ at::Tensor own_target(at::Tensor target, const SpecPtr& self) {
   return target.contiguous();
 }
 
-/// Where the classes of self are cut: makes target, weight and ignore_index (arguments `first_arg` and following, but
-/// for the reduction) those of this rank's classes. Targets that are no class at all stay so, for the kernel to refuse
-/// on every rank.
+/// With sharded classes of self, converts target, weight and ignore_index (arguments `first_arg` and following, except
+/// the reduction) to this rank's classes. Targets that are not classes at all stay invalid, so that the kernel rejects
+/// them on every rank.
 void take_own_classes(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& self, size_t first_arg) {
   const int64_t classes_of_all = num_classes(self);
   const auto range = local_range(self, class_dim(self->ndim()));
@@ -190,7 +190,7 @@ void take_own_classes(const c10::OperatorHandle& op, torch::jit::Stack* stack, c
   }
 }
 
-/// A rank without classes lets the kernel see one, of which there is no target.
+/// Adds one class, which no target has, on a rank without classes, for the kernel.
 void ensure_a_class(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t self_arg, size_t weight_arg) {
   auto& self = local_argument(op, stack, self_arg);
   const auto tensor = self.toTensor();
@@ -206,7 +206,7 @@ void ensure_a_class(const c10::OperatorHandle& op, torch::jit::Stack* stack, siz
   }
 }
 
-/// The sum of a mean may be larger than 16 bits hold where the mean is not, and so may the total weight.
+/// Runs the loss. The sum of a mean may exceed 16 bits where the mean does not, and so may the total weight.
 void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const bool mean =
       local_argument(op, stack, kReduction).toInt() == at::Reduction::Mean && plan.outputs[0]->has_partial();
@@ -233,7 +233,7 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   ensure_a_class(op, stack, 0, kWeight);
   const int64_t reduction = local_argument(op, stack, kReduction).toInt();
   if (local_argument(op, stack, 0).toTensor().numel() == 0) {
-    // A mean that is still there is none of terms: all ranks have no sample.
+    // A mean that is not Partial has no terms: all ranks have no sample.
     const bool of_nothing = reduction == at::Reduction::Mean;
     set_results(op, stack,
                 {at::full(plan.outputs[0]->local_sizes(), of_nothing ? NAN : 0, self.options()),
@@ -241,7 +241,7 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   } else {
     op.callBoxed(stack);
     if (reduction == at::Reduction::None && self.dim() == 4 && self.is_cuda()) {
-      stack->back() = at::zeros({}, self.options());  // which CUDA's kernel of images does not write
+      stack->back() = at::zeros({}, self.options());  // CUDA's kernel for images does not write it
     }
   }
   if (mean) {
@@ -251,8 +251,8 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   }
 }
 
-/// (grad, self, target, weight, reduction, ignore_index, total_weight): the global total comes with the call, and only
-/// a mean uses it.
+/// (grad, self, target, weight, reduction, ignore_index, total_weight): the global total is an argument, and only a
+/// mean uses it.
 Strategies nll_loss_backward_strategies(const OpCall& call) {
   Strategies strategies;
   const bool per_item = call.operands[0].ndim() > 0;

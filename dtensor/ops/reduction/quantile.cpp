@@ -1,6 +1,6 @@
-// quantile and nanquantile. ATen's reads memory, and mixes plain tensors of ranks with what it was given. It is
-// composite here too, so it can be differentiated again. `q` is a number, or a tensor of them: they are read, and a
-// plain one must be equal on every rank.
+// quantile and nanquantile. ATen's read memory, and mix plain tensors with their operands. They are composite here too,
+// so they can be differentiated again. `q` is a number, or a tensor of numbers: they are read, and a plain one must be
+// equal on every rank.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/WrapDimUtils.h>
@@ -37,8 +37,9 @@ void check_input(const at::Tensor& self, Interpolation interpolation) {
                 "aten::quantile: interpolation '{}'; there are {}", interpolation, fmt::join(kKnown, ", "));
 }
 
-/// Places among the sorted values of each row, [..., quantiles]. In one that has NaNs, which sort last, the last one,
-/// or places among the other values. In 64 bits, as libtorch 2.15 has them (2.11 rounded them to the input's dtype).
+/// Returns positions among the sorted values of each row, [..., quantiles]. In a row with NaNs, which sort last, it is
+/// the last position, or a position among the other values. In 64 bits, like libtorch 2.15 (2.11 rounded them to the
+/// input's dtype).
 at::Tensor places(const at::Tensor& sorted, const std::vector<double>& quantiles, bool ignores_nan) {
   const auto last = static_cast<double>(sorted.size(-1) - 1);
   const auto nans = sorted.detach().isnan().sum(-1, /*keepdim=*/true).to(at::kDouble);
@@ -69,14 +70,14 @@ at::Tensor select(const at::Tensor& sorted, at::Tensor places, Interpolation int
   return at::lerp(values, at::gather(sorted, -1, upper.to(at::kLong)), weights.to(sorted.scalar_type()));
 }
 
-/// [count, 1, 1, ...]
+/// Returns [count, 1, 1, ...].
 std::vector<int64_t> sizes_of_whole(int64_t count, int64_t ndim) {
   std::vector<int64_t> sizes(static_cast<size_t>(ndim) + 1, 1);
   sizes[0] = count;
   return sizes;
 }
 
-/// [quantiles, ...], without dim `dim` or with one of size 1.
+/// Returns [quantiles, ...], without dim `dim` or with size 1 there.
 at::Tensor compute_quantiles(const at::Tensor& self, const std::vector<double>& quantiles, std::optional<int64_t> dim,
                              bool keepdim, Interpolation interpolation, bool ignores_nan) {
   check_input(self, interpolation);
@@ -86,17 +87,17 @@ at::Tensor compute_quantiles(const at::Tensor& self, const std::vector<double>& 
   const bool has_rows = dim && self.dim() > 0;
   const auto row_dim = has_rows ? at::maybe_wrap_dim(*dim, self.dim()) : 0;
   const auto rows = has_rows ? self.transpose(row_dim, -1) : self.flatten();
-  // Which of equal elements gets the gradient depends on no kernel's order then. (ATen's own picks any of them.)
+  // A stable sort, so that no kernel's order determines which of equal elements gets the gradient. (ATen's picks any.)
   const auto sorted = std::get<0>(rows.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/false));
   const auto result = select(sorted, places(sorted, quantiles, ignores_nan), interpolation);
   if (!has_rows) {
     return keepdim ? result.view(sizes_of_whole(result.size(0), self.dim())) : result;
   }
-  const auto columns = result.unsqueeze(0).transpose(0, -1);  // the row's dim is of size 1 now, and last
+  const auto columns = result.unsqueeze(0).transpose(0, -1);  // the row's dim now has size 1, and is last
   return keepdim ? columns.transpose(row_dim + 1, -1) : columns.squeeze(-1);
 }
 
-/// As a number of `self`'s dtype.
+/// Returns `q` rounded to `self`'s dtype.
 double rounded(double q, const at::Tensor& self) {
   return self.scalar_type() == at::kFloat ? static_cast<double>(static_cast<float>(q)) : q;
 }

@@ -1,4 +1,4 @@
-// Reductions whose result over a sharded dim stays pending: each rank reduces its shard.
+// Reductions whose result over a sharded dim is Partial: each rank reduces its shard.
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/full.h>
@@ -16,12 +16,12 @@ namespace tessera {
 
 namespace {
 
-/// Which dims a call reduces, and whether they stay as size 1.
+/// Dims that a call reduces, and whether they are kept with size 1.
 struct Reduction {
   DimVector dims;
   bool keepdim = false;
 
-  /// Where operand dim `dim` is in the output; kNone if it is reduced.
+  /// Returns the output's dim for operand dim `dim`; kNone if it is reduced.
   int64_t output_dim(int64_t dim) const {
     if (contains(dims, dim)) {
       return kNone;
@@ -30,7 +30,8 @@ struct Reduction {
   }
 };
 
-/// Arguments "dim" and "keepdim" by name: overloads place them differently. Without them, all dims.
+/// Parses arguments "dim" and "keepdim" by name, because their position differs between overloads. Without them, all
+/// dims.
 Reduction parse_reduction(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, int64_t ndim) {
   Reduction result;
   c10::IValue dims;
@@ -50,9 +51,9 @@ Reduction parse_reduction(const OpCall& call) {
   return parse_reduction(call.op, call.args, call.operands[0].ndim());
 }
 
-/// Dims that stay are sharded; a reduced dim makes the outputs `reduced`, if given. An operand that is pending
-/// already is reduced in one go instead of being cut and left pending once more: clip_grad_norm_'s stacked norms
-/// cost one all-reduce in all, though their total is read twice.
+/// Shards dims that are kept. A reduced dim makes the outputs `reduced`, if given. An operand that is already Partial
+/// is reduced at once instead of being sharded and becoming Partial again: clip_grad_norm_'s stacked norms cost one
+/// all-reduce in total, although their total is read twice.
 Strategies reduce_strategies(const OpCall& call, std::optional<Placement> reduced) {
   Strategies strategies;
   reduced = pending(call, 0) ? std::nullopt : reduced;
@@ -68,12 +69,12 @@ Strategies reduce_strategies(const OpCall& call, std::optional<Placement> reduce
 
 template <ReduceOp op>
 Strategies extremum_strategies(const OpCall& call) {
-  // ATen refuses the extremum of nothing: let it do so on every rank.
+  // ATen rejects the extremum of an empty tensor: let it do so on every rank.
   const bool of_nothing = numel(call.operands[0].meta) == 0;
   return reduce_strategies(call, of_nothing ? std::nullopt : std::optional<Placement>(Partial(op)));
 }
 
-/// An empty list of dims is none for these, where for sum and its like it is all.
+/// For ops where an empty list of dims means none, whereas for sum and similar ops it means all.
 template <ReduceOp op>
 Strategies any_dims_strategies(const OpCall& call) {
   const auto& dims = call.args[1];
@@ -94,7 +95,7 @@ Strategies sum_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Kernels refuse an empty dim: where the shard is empty, the neutral element of the reduction.
+/// Returns the neutral element for an empty shard, because kernels reject an empty dim.
 template <ReduceOp reduce>
 void local_extremum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto local = local_argument(op, stack, 0).toTensor();
@@ -135,7 +136,7 @@ Strategies norm_strategies(const OpCall& call) {
   return reduce_strategies(call, real ? norm_placement(p) : std::nullopt);
 }
 
-/// Norms are never negative, so an empty shard's is 0 for every p; the kernel refuses p = inf there.
+/// Returns 0 for an empty shard with any p, because norms are never negative; the kernel rejects p = inf there.
 void local_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto local = local_argument(op, stack, 0).toTensor();
   const auto& out = plan.outputs[0];
@@ -146,7 +147,7 @@ void local_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   op.callBoxed(stack);
 }
 
-/// Output metas of reductions without a meta kernel. `dtype` maps the operand's dtype to the output's.
+/// Returns output metas of reductions without a meta kernel. `dtype` maps the operand's dtype to the output's.
 template <class Dtype>
 OutputMetas reduced_metas(Dtype dtype, size_t num_outputs = 1) {
   return [=](const OpCall& call) {

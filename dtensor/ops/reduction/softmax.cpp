@@ -1,6 +1,6 @@
-// Softmax and its logarithm. Rows are independent; a row that is cut over ranks needs its maximum and its sum over all
-// of them, one number a row each: the row itself stays where it is. A vocabulary-parallel cross-entropy rests on this
-// (M. Shoeybi et al.: Megatron-LM, 2019).
+// Softmax and its logarithm. Rows are independent. A row that is sharded over ranks needs its maximum and its sum over
+// all of them, one number per row each; the row itself is not moved. Vocabulary-parallel cross-entropy uses this (M.
+// Shoeybi et al.: Megatron-LM, 2019).
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kForwardDim = 1;
 constexpr size_t kBackwardDim = 2;
 
-/// The rows in one piece first: of two strategies that move equally much, that is cheaper.
+/// Prefers unsharded rows: of two strategies that move equally much, that is cheaper.
 template <size_t dim_arg>
 Strategies softmax_strategies(const OpCall& call) {
   const auto& meta = call.operands[0].meta;
@@ -39,7 +39,7 @@ bool shards_rows(const SpecPtr& spec, int64_t dim) {
   return std::any_of(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(dim); });
 }
 
-/// A reduction of one number a row over all ranks that share the row.
+/// Reduces one number per row over all ranks that share the row.
 at::Tensor over_rows(const at::Tensor& numbers, ReduceOp op, const SpecPtr& spec, int64_t dim) {
   const auto result = numbers.contiguous();
   for (size_t axis = 0; axis < spec->placements().size(); ++axis) {
@@ -94,7 +94,7 @@ void local_softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack* st
   set_results(op, stack, {result.to(plan.outputs[0]->dtype())});
 }
 
-// A rank without any element of a row still takes part in the row's reductions.
+// A rank without elements of a row still takes part in the row's reductions.
 const RegisterOpRules softmax_rules([] {
   register_op_rule({"aten::_softmax"}, {.strategies = softmax_strategies<kForwardDim>,
                                         .local_call = local_softmax<Result::Softmax>,

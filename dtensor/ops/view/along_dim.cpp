@@ -1,5 +1,4 @@
-// Ops that treat each row along one dim by itself: cumulative sums, sorting. Every other dim may be sharded; the dim
-// itself may not.
+// Ops that treat each row along one dim separately, such as cumulative sums and sorting. All other dims may be sharded.
 
 #include "dtensor/ops/rule_helpers.h"
 
@@ -17,7 +16,8 @@ Strategies along_dim_strategies(const OpCall& call) {
   return {};
 }
 
-/// Of _fft_c2c(self, dim, ...) and its kin. There are some: of none, fft functions return a copy.
+/// Returns the dims of _fft_c2c(self, dim, ...) and similar ops. There is at least one; without any, fft functions
+/// copy.
 DimVector fft_dims(const OpCall& call) {
   DimVector dims;
   for (const int64_t dim : call.args[1].toIntList()) {
@@ -30,7 +30,7 @@ Strategies fft_strategies(const OpCall& call) {
   return along_dims(call, fft_dims(call));
 }
 
-/// The last of the dims is `length` long, since half of what a real signal has is the other half's conjugate.
+/// Returns metas with length `length` in the last of the dims, since half of a real signal's transform is redundant.
 std::vector<TensorMeta> fft_metas(const OpCall& call, at::ScalarType dtype, int64_t length) {
   auto sizes = call.operands[0].meta.sizes;
   sizes[static_cast<size_t>(fft_dims(call).back())] = length;
@@ -54,7 +54,7 @@ Strategies cumulative_sum_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Like operand 0, in the dtype that the last argument names, if it does.
+/// Returns metas like operand 0, in the dtype of the last argument, if given.
 std::vector<TensorMeta> like_self_as_dtype(const OpCall& call) {
   auto meta = like_operand(0)(call)[0];
   const bool named = call.op.schema().arguments().back().name() == "dtype" && call.args.back().isInt();
@@ -68,7 +68,7 @@ std::vector<TensorMeta> like_self_with_indices(const OpCall& call) {
   return metas;
 }
 
-/// glu and glu_backward halve their dim, so its size differs between the tensors; the others are alike.
+/// glu and glu_backward halve their dim, so its size differs between the tensors; others have equal sizes.
 const RegisterOpRules along_dim_rules([] {
   register_op_rule({"aten::cumprod", "aten::cumprod_", "aten::sort", "aten::sort.stable", "aten::topk", "aten::glu"},
                    {.strategies = along_dim_strategies});

@@ -1,4 +1,4 @@
-// Embedding tables: cut by rows of the batch, by columns of the table, or by rows of the table.
+// Embeddings: the batch may be sharded, or the table by columns or rows.
 
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/zeros.h>
@@ -10,8 +10,8 @@ namespace tessera {
 
 namespace {
 
-/// embedding(weight [V, C], indices): a table cut by rows gives each index's row on one rank and zeros on the
-/// others, a pending sum.
+/// embedding(weight [V, C], indices): with a table sharded by rows, one rank has each index's row and the others zeros,
+/// a Partial sum.
 Strategies embedding_strategies(const OpCall& call) {
   Strategies strategies;
   const int64_t index_dims = call.operands[1].ndim();
@@ -33,8 +33,8 @@ std::vector<TensorMeta> embedding_metas(const OpCall& call) {
   return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};
 }
 
-/// Looks up the indices whose row is here. Indices outside the whole table become -1, so that the kernel refuses
-/// them as it does for a plain tensor, on every rank: also where there are no columns, of which it looks up nothing.
+/// Looks up the indices of this rank's rows. Indices outside the full table become -1, so that the kernel rejects them
+/// as for a plain tensor, on every rank, even without columns, where it looks up nothing.
 void local_embedding(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto weight = local_argument(op, stack, 0).toTensor();
   const auto indices = local_argument(op, stack, 1).toTensor();
@@ -56,8 +56,8 @@ void local_embedding(const c10::OperatorHandle& op, torch::jit::Stack* stack, co
   set_results(op, stack, {rows.masked_fill_(elsewhere.unsqueeze(-1), 0)});
 }
 
-/// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq): scaling needs the
-/// counts of all indices, so then the batch is not cut.
+/// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq): scaling needs the counts of
+/// all indices, so the batch is then not sharded.
 Strategies embedding_backward_strategies(const OpCall& call) {
   Strategies strategies;
   const int64_t index_dims = call.operands[1].ndim();

@@ -1,4 +1,4 @@
-// Reading and writing by index tensors.
+// Reads and writes with index tensors.
 
 #include <ATen/ExpandUtils.h>
 #include <fmt/ranges.h>
@@ -13,12 +13,12 @@ namespace tessera {
 
 namespace {
 
-/// x[indices] with a list of index tensors and Nones: indexed dims of x are replaced by the broadcast dims of
-/// the indices, in the place of the first if they are neighbours, else in front.
+/// x[indices] with a list of index tensors and Nones: the broadcast dims of the indices replace the indexed dims of x,
+/// at the position of the first if they are adjacent, otherwise in front.
 struct AdvancedIndex {
   DimVector indexed;  // dims of x
   DimVector broadcast;
-  int64_t place = 0;  // of `broadcast` in the result
+  int64_t place = 0;  // position of `broadcast` in the result
   int64_t ndim = 0;   // of x
 
   explicit AdvancedIndex(const OpCall& call) : ndim(call.operands[0].ndim()) {
@@ -39,7 +39,7 @@ struct AdvancedIndex {
 
   int64_t result_ndim() const { return ndim - std::ssize(indexed) + std::ssize(broadcast); }
 
-  /// Where a dim of x that is not indexed lies in the result.
+  /// Returns the position in the result of a dim of x that is not indexed.
   int64_t result_dim(int64_t dim) const {
     const auto kept_before = dim - std::count_if(indexed.begin(), indexed.end(), [&](int64_t d) { return d < dim; });
     return kept_before < place ? kept_before : kept_before + std::ssize(broadcast);
@@ -66,7 +66,7 @@ Strategies index_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// index_put(self, indices, values, ...): self and values may be cut along a dim that is not indexed.
+/// index_put(self, indices, values, ...): self and values may be sharded along a dim that is not indexed.
 Strategies index_put_strategies(const OpCall& call) {
   Strategies strategies;
   const AdvancedIndex index(call);
@@ -82,7 +82,7 @@ Strategies index_put_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Of x[indices].
+/// Returns the sizes of x[indices].
 DimVector result_sizes(const OpCall& call, const AdvancedIndex& index) {
   DimVector sizes;
   for (int64_t dim = 0; dim < index.ndim; ++dim) {
@@ -94,14 +94,14 @@ DimVector result_sizes(const OpCall& call, const AdvancedIndex& index) {
   return sizes;
 }
 
-/// A mask selects as many elements as it has true ones.
+/// Returns whether an index is a mask, which selects as many elements as it has true ones.
 bool has_mask_index(const OpCall& call) {
   return std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& operand) {
     return operand.arg == 1 && (operand.meta.dtype == at::kBool || operand.meta.dtype == at::kByte);
   });
 }
 
-/// ATen's kernel for meta tensors does not look at the sizes of the values; that for data sees those of shards.
+/// ATen's meta kernel does not check the sizes of values, and its other kernels see only those of shards.
 std::vector<TensorMeta> index_put_metas(const OpCall& call) {
   if (!has_mask_index(call)) {
     const auto sizes = result_sizes(call, AdvancedIndex(call));
@@ -113,7 +113,7 @@ std::vector<TensorMeta> index_put_metas(const OpCall& call) {
   return infer_output_metas(call);
 }
 
-/// gather, scatter: row by row along the dim of argument 1, where all tensors have the other dims in full.
+/// gather, scatter: row by row along the dim of argument 1, if all tensors have the other dims in full.
 Strategies row_wise_strategies(const OpCall& call) {
   return along_dims(call, {wrap_dim(call.args[1].toInt(), call.operands[0].ndim())});
 }
@@ -127,7 +127,7 @@ Strategies gather_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// index_add(self, dim, index, source) and its kin: self and source are alike but for `dim`.
+/// index_add(self, dim, index, source) and similar ops: self and source have equal sizes except in `dim`.
 Strategies index_rows_strategies(const OpCall& call) {
   Strategies strategies;
   const int64_t along = wrap_dim(call.args[1].toInt(), call.operands[0].ndim());
@@ -162,7 +162,7 @@ std::vector<TensorMeta> index_select_metas(const OpCall& call) {
   return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};
 }
 
-/// What ATen's kernel refuses of an index without elements.
+/// Throws for arguments that ATen's kernel rejects with an empty index.
 void check_adds_nothing(const OpCall& call) {
   const auto& self = call.operands[0].meta;
   const auto& index = call.operands[1].meta;
@@ -182,7 +182,7 @@ void check_adds_nothing(const OpCall& call) {
                 call.args[1].toInt(), to_string(source), to_string(self));
 }
 
-/// ATen's kernel for meta tensors takes a row of the source to look at, also where there is none.
+/// Avoids ATen's meta kernel, which examines a row of the source even if there is none.
 std::vector<TensorMeta> index_add_metas(const OpCall& call) {
   if (numel(call.operands[1].meta) > 0) {
     return infer_output_metas(call);

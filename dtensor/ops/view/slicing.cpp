@@ -1,4 +1,4 @@
-// Ops that take, place, repeat or reorder whole rows along some dims and leave the other dims alone.
+// Ops that select, place, repeat or reorder whole rows along some dims, without affecting other dims.
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-/// Ops of one tensor that work along the dim of argument `arg`, whose size may change.
+/// For ops of one tensor that work along the dim of argument `arg`, whose size may change.
 template <size_t arg>
 Strategies along_dim_argument(const OpCall& call) {
   auto strategies = along_dims(call, {wrap_dim(call.args[arg].toInt(), call.operands[0].ndim())});
@@ -17,7 +17,7 @@ Strategies along_dim_argument(const OpCall& call) {
   return strategies;
 }
 
-/// slice.Tensor may keep shards of its own dim if it takes all of it.
+/// slice.Tensor keeps shards of its own dim if it selects all of it.
 Strategies slice_strategies(const OpCall& call) {
   const int64_t dim = wrap_dim(call.args[1].toInt(), call.operands[0].ndim());
   const bool whole = call.outputs[0].sizes == call.operands[0].meta.sizes && call.args[4].toInt() == 1;
@@ -26,7 +26,7 @@ Strategies slice_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// select_backward(grad, sizes, dim, index): the selected dim comes back.
+/// select_backward(grad, sizes, dim, index): restores the selected dim.
 int64_t unselected(const OpCall& call, int64_t dim) {
   return dim + (dim >= wrap_dim(call.args[2].toInt(), std::ssize(call.outputs[0].sizes)) ? 1 : 0);
 }
@@ -41,7 +41,7 @@ Strategies flip_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// What the kernels refuse, though not those of ranks without elements.
+/// Checks arguments like the kernels, which ranks without elements do not call.
 std::vector<TensorMeta> flip_metas(const OpCall& call) {
   DimVector dims;
   for (const int64_t dim : call.args[1].toIntList()) {
@@ -60,7 +60,7 @@ std::vector<TensorMeta> roll_metas(const OpCall& call) {
   return like_operand(0)(call);
 }
 
-/// roll without dims rolls the flattened tensor: then every dim is touched.
+/// roll without dims rolls the flattened tensor, so that every dim is affected.
 Strategies roll_strategies(const OpCall& call) {
   auto strategies = along_dims(call, dims_argument(call.args[2], call.operands[0].ndim()));
   keep_partial(strategies, call);
@@ -121,14 +121,14 @@ Strategies triangle_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// diagonal(self, offset, dim1, dim2): both dims go, the diagonal comes last.
+/// diagonal(self, offset, dim1, dim2): removes both dims and appends the diagonal.
 int64_t beside_diagonal(const OpCall& call, int64_t dim) {
   const int64_t a = wrap_dim(call.args[2].toInt(), call.operands[0].ndim());
   const int64_t b = wrap_dim(call.args[3].toInt(), call.operands[0].ndim());
   return dim == a || dim == b ? kNone : dim - (dim > a ? 1 : 0) - (dim > b ? 1 : 0);
 }
 
-/// cat(tensors, dim). A tensor of sizes [0] is skipped by cat whatever the others' dims are.
+/// cat(tensors, dim). Skips a tensor of sizes [0], like ATen, whatever the others' dims are.
 Strategies cat_strategies(const OpCall& call) {
   Strategies strategies;
   const auto ndim = static_cast<int64_t>(call.outputs[0].sizes.size());
@@ -156,7 +156,7 @@ Strategies stack_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Joining tensors: a reduction stays pending if it is pending in all of them and no dtype changes.
+/// Joins tensors: the result stays Partial if all operands are Partial and no dtype changes.
 template <Strategies (*shards)(const OpCall&)>
 Strategies join_strategies(const OpCall& call) {
   auto strategies = shards(call);

@@ -1,4 +1,4 @@
-// Views that change the shape: which dims of the result are which dims of the operand.
+// Views that change the shape, described by links between dims of operand and result.
 
 #include <ATen/ops/squeeze.h>
 
@@ -12,7 +12,7 @@ namespace {
 struct DimLink {
   int64_t in;
   int64_t out;
-  bool whole;  // both are the same dim; else one is the leading part of the other
+  bool whole;  // both are the same dim; otherwise one is the leading part of the other
 };
 
 DimVector dims_longer_than_one(at::IntArrayRef sizes) {
@@ -25,7 +25,8 @@ DimVector dims_longer_than_one(at::IntArrayRef sizes) {
   return dims;
 }
 
-/// view([6, 4] → [2, 3, 4]): {0 → 0, leading}, {1 → 2, whole}. Nothing for empty tensors, whose dims do not tell.
+/// view([6, 4] → [2, 3, 4]): {0 → 0, leading}, {1 → 2, whole}. Returns nothing for empty tensors, whose links are
+/// ambiguous.
 std::vector<DimLink> view_links(at::IntArrayRef in, at::IntArrayRef out) {
   std::vector<DimLink> links;
   if (c10::multiply_integers(in) == 0) {
@@ -52,8 +53,8 @@ std::vector<DimLink> view_links(at::IntArrayRef in, at::IntArrayRef out) {
   return links;
 }
 
-/// Whether all shards of the operand's dim begin where a whole row of the other dim does: both must divide by
-/// the number of shards, over all axes that shard the dim.
+/// Returns whether all shards of the operand's dim begin where a whole row of the other dim does: both must be
+/// divisible by the number of shards, over all axes that shard the dim.
 bool shards_align(const OpCall& call, const DimLink& link) {
   const auto& spec = call.operands[0].spec;
   if (!spec || !spec->placements()[call.axis].is_shard(link.in)) {
@@ -78,13 +79,13 @@ Strategies view_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Where strides of the local tensor do not allow the view that those of the global one do, a copy.
+/// Copies if the local tensor's strides do not allow the view that the global ones do.
 void local_view(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto local = local_argument(op, stack, 0).toTensor();
   set_results(op, stack, {local.reshape(plan.outputs[0]->local_sizes())});
 }
 
-/// The local call of a view for the op that makes a copy of it.
+/// Adapts the local call of a view to the op that makes a copy of it.
 template <void (*local_call)(const c10::OperatorHandle&, torch::jit::Stack*, const OpPlan&)>
 void local_copy(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   local_call(op, stack, plan);
@@ -112,14 +113,14 @@ int64_t unsqueezed(const OpCall& call, int64_t dim) {
   return dim + (dim >= wrap_dim(call.args[1].toInt(), call.operands[0].ndim() + 1) ? 1 : 0);
 }
 
-/// select.int and unbind.int: the dim of argument `arg` goes away.
+/// select.int and unbind.int: remove the dim of argument `arg`.
 template <size_t arg>
 int64_t without_dim(const OpCall& call, int64_t dim) {
   const int64_t gone = wrap_dim(call.args[arg].toInt(), call.operands[0].ndim());
   return dim == gone ? kNone : dim - (dim > gone ? 1 : 0);
 }
 
-/// The dims that squeeze(), squeeze.dim and squeeze.dims drop: those asked for that are of global size 1.
+/// Returns the dims that squeeze(), squeeze.dim and squeeze.dims remove: the requested ones of global size 1.
 DimVector squeezed_dims(at::IntArrayRef sizes, const c10::IValue* dims) {
   DimVector result;
   if (dims && dims->isIntList() && dims->toIntList().empty()) {
@@ -141,7 +142,7 @@ int64_t squeezed(const OpCall& call, int64_t dim) {
   return dim - std::count_if(gone.begin(), gone.end(), [&](int64_t other) { return other < dim; });
 }
 
-/// A local dim may be of size 1 by being a shard: only the dims of global size 1 go.
+/// Removes only dims of global size 1, because a local dim may have size 1 by sharding.
 void local_squeeze(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const bool has_dims = op.schema().arguments().size() > 1;
   const auto gone = squeezed_dims(plan.operands[0]->sizes(), has_dims ? &local_argument(op, stack, 1) : nullptr);
@@ -149,7 +150,7 @@ void local_squeeze(const c10::OperatorHandle& op, torch::jit::Stack* stack, cons
   set_results(op, stack, {at::squeeze(local, gone)});
 }
 
-/// expand: dims that keep their size; the ones that grow come from a replicated operand.
+/// expand: keeps dims that keep their size; expanded dims come from a replicated operand.
 int64_t expanded(const OpCall& call, int64_t dim) {
   const auto& out = call.outputs[0].sizes;
   const int64_t to = dim + static_cast<int64_t>(out.size()) - call.operands[0].ndim();
@@ -160,8 +161,8 @@ int64_t transposed_2d(const OpCall& call, int64_t dim) {
   return call.operands[0].ndim() < 2 ? dim : 1 - dim;
 }
 
-/// view_as_real and view_as_complex: the last dim of the real tensor holds the two parts, whose sums are the sum's, but
-/// whose products and extrema are not.
+/// view_as_real and view_as_complex: the last dim of the real tensor has both parts. Their sums are those of the
+/// complex numbers, but not their products and extrema.
 Strategies complex_parts_strategies(const OpCall& call) {
   const auto leading = [](const OpCall& call, int64_t dim) {
     return dim < std::ssize(call.outputs[0].sizes) ? dim : kNone;

@@ -1,11 +1,12 @@
 #pragma once
-// A decoder-only transformer that computes what the models of Hugging Face's transformers compute, by its config.
+// Decoder-only transformer that computes the same as the models of Hugging Face's transformers, according to its
+// config.
 //
 //   models::Decoder model(models::read_config("llama/config.json"));     // random weights; pretrained.h loads them
 //   at::Tensor logits = model(ids);                                      // [batch, length] -> [batch, length, vocab]
 //   models::next_token_loss(logits, ids).backward();
 //
-// Modules have hook points, and may be DTensors on a mesh: decoder_layout.h shards a model. Names of parameters:
+// Modules have hook points and may be DTensors on a mesh; decoder_layout.h distributes a model. Parameter names:
 //
 //   embed_tokens, embed_positions (learned positions), norm, lm_head (unless tied to embed_tokens)
 //   layers.0.attention_norm, .attention_out_norm (sandwich), .mlp_norm, .mlp_out_norm (sandwich)
@@ -39,7 +40,7 @@ namespace tessera::models {
 struct NormImpl : torch::nn::Module, ResettableParameters {
   NormImpl(int64_t size, const DecoderConfig& config);
   at::Tensor forward(const at::Tensor& x);
-  /// Returns x + y and forward of it, in one pass where that is faster.
+  /// Returns x + y and its forward, in one pass if that is faster.
   SumAndNorm add(const at::Tensor& x, const at::Tensor& y);
   void reset_parameters() override;
 
@@ -53,7 +54,7 @@ struct NormImpl : torch::nn::Module, ResettableParameters {
 };
 TESSERA_MODULE(Norm);
 
-/// Holds what a layer needs to know of positions: the same for all layers of a kind.
+/// Data about positions, shared by all layers of a kind.
 struct Positions {
   at::Tensor cos;  // [length, head_dim], or by row [batch, 1, length, head_dim]; undefined without rotary positions
   at::Tensor sin;
@@ -68,7 +69,7 @@ struct AttentionImpl : torch::nn::Module {
   AttentionImpl(const DecoderConfig& config, int64_t number);
   at::Tensor forward(at::Tensor x, Positions positions);
 
-  int64_t layer;  // its number
+  int64_t layer;  // index
   int64_t heads;
   int64_t key_value_heads;
   int64_t head_dim;
@@ -102,7 +103,7 @@ struct DecoderLayerImpl : torch::nn::Module {
 };
 TESSERA_MODULE(DecoderLayer);
 
-/// Output layer whose weight is another module's parameter, which is registered there alone.
+/// Output layer that uses another module's parameter, which only that module registers.
 struct TiedLinearImpl : torch::nn::Module {
   explicit TiedLinearImpl(at::Tensor weight) : weight(std::move(weight)) {}
   at::Tensor forward(const at::Tensor& x);
@@ -111,18 +112,18 @@ struct TiedLinearImpl : torch::nn::Module {
 };
 TESSERA_MODULE(TiedLinear);
 
-/// Optional inputs of a decoder beside the ids.
+/// Optional inputs of a decoder in addition to the ids.
 struct DecoderInputs {
   /// [batch, length] of int64. A run of equal numbers in a row is a segment, such as a document or padding: its tokens
-  /// attend only to each other, and count their positions from its start. Undefined: each row is one segment.
+  /// attend only to each other, and their positions count from its start. Undefined: each row is one segment.
   at::Tensor segment_ids = {};
-  /// Tokens before these, to which these are added. Needs NoGradGuard; segment_ids go with an empty cache alone, and
-  /// later tokens belong to each row's last segment.
+  /// Cache of earlier tokens, to which these are appended. Needs NoGradGuard. segment_ids require an empty cache; later
+  /// tokens belong to each row's last segment.
   KeyValueCache* cache = nullptr;
-  /// Number of each row's last tokens whose logits are returned; 0: all.
+  /// Number of last tokens in each row whose logits are returned; 0: all.
   int64_t logits_to_keep = 0;
-  /// [batch, length] of int64. If defined, forward returns next_token_loss of the logits and these, and the logits are
-  /// never whole: parallel/linear_cross_entropy.h. lm_head's own hooks do not run then.
+  /// [batch, length] of int64. If defined, forward returns the next_token_loss of the logits and these labels, without
+  /// materializing the logits (parallel/linear_cross_entropy.h). lm_head's own hooks then do not run.
   at::Tensor labels = {};
   std::optional<double> label_count = std::nullopt;  // `count` of next_token_loss
 };
@@ -135,11 +136,11 @@ struct DecoderImpl : torch::nn::Module {
   explicit DecoderImpl(const DecoderConfig& given);
   /// Returns logits [batch, length, vocab_size] of the token after each of `ids` [batch, length], or the loss of
   /// inputs.labels. Throws ValueError for other dims, a cache that is too short and, with learned positions, a segment
-  /// that is longer than config.max_position_embeddings.
+  /// longer than config.max_position_embeddings.
   at::Tensor forward(const at::Tensor& ids, DecoderInputs inputs = {});
 
   DecoderConfig config;
-  std::string source = {};  // folder that from_pretrained read
+  std::string source = {};  // folder from which from_pretrained loaded the model
   nn::Embedding embed_tokens{nullptr};
   nn::Embedding embed_positions{nullptr};  // null with rotary positions
   std::vector<DecoderLayer> layers;
@@ -158,13 +159,13 @@ struct DecoderImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Decoder);
 
-/// Returns router_aux_loss_coef times the load-balancing loss of the last forward, to be added to its loss, once.
-/// Throws StateError unless config.moe->output_router_logits and there was a forward.
+/// Returns router_aux_loss_coef times the load-balancing loss of the last forward. Add it once to that forward's loss.
+/// Throws StateError without config.moe->output_router_logits or a forward.
 at::Tensor router_aux_loss(Decoder& model);
 
 /// Returns the mean of -log p of each next token, in float32. `labels` [batch, length] are usually the ids themselves;
-/// -100 marks those that do not count. `count` divides the sum in place of their number: with that of all ranks by the
-/// number of ranks, gradients that are averaged over the ranks are those of the whole batch.
+/// -100 marks labels that do not count. `count` replaces the number of labels as the divisor. With the labels of all
+/// ranks divided by the number of ranks, gradients averaged over ranks are those of the whole batch.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels,
                            std::optional<double> count = std::nullopt);
 

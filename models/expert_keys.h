@@ -1,5 +1,5 @@
 #pragma once
-// The keys of config.json that describe a mixture of experts. Internal to this package. Pure functions; thread-safe.
+// Keys of config.json for a mixture of experts. Internal to this package. Pure functions; thread-safe.
 
 #include "models/config_reader.h"
 #include "models/decoder_config.h"
@@ -7,7 +7,7 @@
 
 namespace tessera::models {
 
-/// Sets config.moe, if the family has experts. Other sizes of `config` are set already.
+/// Sets config.moe if the family has experts. Requires the other sizes of `config`.
 void read_experts(DecoderConfig& config, KeyReader& reader, const Family& family);
 
 void put_experts(Json& out, const DecoderConfig& config, const Family& family);

@@ -1,12 +1,12 @@
 #pragma once
-// Keys and values of tokens that a decoder has seen, so that it computes only those of new ones.
+// Cache of the keys and values of earlier tokens, so that a decoder computes only new ones.
 //
 //   const c10::NoGradGuard no_grad;
 //   models::KeyValueCache cache(/*capacity=*/100);
 //   auto logits = model->forward(prompt, {.cache = &cache});                       // [batch, length] of ids
-//   logits = model->forward(next, {.cache = &cache});                              // [batch, 1]: sees the prompt too
+//   logits = model->forward(next, {.cache = &cache});                              // [batch, 1]: attends to the prompt
 //
-// Layers with a sliding window keep all tokens too, and mask them. Thread safety: one forward at a time.
+// Layers with a sliding window also keep all tokens, and mask them. Thread safety: one forward at a time.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,11 +17,11 @@ namespace tessera::models {
 
 class KeyValueCache {
  public:
-  /// Makes an empty cache for so many tokens a row. The first forward allocates this rank's memory.
+  /// Makes an empty cache for `capacity` tokens per row. The first forward allocates this rank's memory.
   explicit KeyValueCache(int64_t capacity) : capacity_(capacity) {}
 
   int64_t capacity() const { return capacity_; }
-  /// Returns the number of tokens in each row, with padding.
+  /// Returns the number of tokens in each row, including padding.
   int64_t length() const { return length_; }
 
  private:
@@ -39,7 +39,7 @@ class KeyValueCache {
 
   int64_t capacity_;
   int64_t length_ = 0;
-  at::Tensor starts_;  // [batch, 1], where each row's last segment starts; undefined: at 0
+  at::Tensor starts_;  // [batch, 1], start of each row's last segment; undefined: 0
   std::vector<Layer> layers_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// The keys of config.json that describe rotary positions, in both styles: rope_parameters of transformers 5, and
-// rope_theta with rope_scaling of 4. Internal to this package. Pure functions; thread-safe.
+// Keys of config.json for rotary positions, in both styles: rope_parameters of transformers 5, and rope_theta with
+// rope_scaling of 4. Internal to this package. Pure functions; thread-safe.
 
 #include "models/config_reader.h"
 #include "models/decoder_config.h"
@@ -8,10 +8,10 @@
 
 namespace tessera::models {
 
-/// Sets config.rotary and config.local_rotary; config.max_position_embeddings is a default of theirs.
+/// Sets config.rotary and config.local_rotary. config.max_position_embeddings provides a default.
 void read_rotaries(DecoderConfig& config, KeyReader& reader, const Family& family);
 
-/// Writes the keys of transformers 4, which 5 reads too, unless only those of 5 can say it.
+/// Writes the keys of transformers 4, which 5 reads too, unless only those of 5 can express the config.
 void put_rotaries(Json& out, const DecoderConfig& config);
 
 }  // namespace tessera::models

@@ -1,5 +1,5 @@
 #pragma once
-// Graphs of CUDA, in builds with --config=cuda.
+// CUDA graphs, in builds with --config=cuda.
 
 #include <memory>
 
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Throws NotImplementedError in a build without CUDA.
+/// Makes an empty graph. Throws NotImplementedError in a build without CUDA.
 std::unique_ptr<DeviceGraph> make_cuda_graph();
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// DeviceGraph: work of a device that is recorded once and runs again in one launch.
+// DeviceGraph: device work that is recorded once and replayed with one launch.
 
 #include <c10/core/Device.h>
 
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Thread safety: one thread at a time.
+/// Interface of a graph. Thread safety: one thread at a time.
 class DeviceGraph {
  public:
   DeviceGraph() = default;
@@ -15,21 +15,21 @@ class DeviceGraph {
   DeviceGraph& operator=(const DeviceGraph&) = delete;
   virtual ~DeviceGraph() = default;
 
-  /// Begins to record, instead of running it, the work of the current stream and of streams that wait for it. Memory
-  /// that is allocated meanwhile stays the graph's.
+  /// Starts recording, instead of running, the work of the current stream and of streams that wait for it. The graph
+  /// keeps memory that is allocated meanwhile.
   virtual void begin() = 0;
-  /// Ends the recording. Throws if work of a stream does not lead back to the current one.
+  /// Ends the recording. Throws if the work of some stream does not join the current one.
   virtual void end() = 0;
-  /// Ends a recording that failed.
+  /// Discards a failed recording.
   virtual void abandon() noexcept = 0;
-  /// Runs the work on the current stream.
+  /// Runs the recorded work on the current stream.
   virtual void replay() = 0;
 };
 
-/// Throws NotImplementedError for a device that has no graphs.
+/// Makes an empty graph. Throws NotImplementedError for a device without graphs.
 std::unique_ptr<DeviceGraph> make_device_graph(c10::Device device);
 
-/// Makes the graphs of simulated GPUs, which tests set.
+/// Makes graphs of simulated GPUs, for tests.
 using DeviceGraphMaker = std::unique_ptr<DeviceGraph> (*)();
 void set_device_graph_maker(DeviceGraphMaker maker);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Whether the functions of this folder run their own kernels, or ATen's ops. Both compute the same, but for rounding.
+// Switch between this package's kernels and ATen's ops, which compute the same except for rounding.
 
 #include <ATen/core/Tensor.h>
 
@@ -7,15 +7,16 @@
 
 namespace tessera {
 
-/// Decides for the whole process; true at first. Ranks must agree. Thread safety: between forwards.
+/// Enables the kernels for the whole process, which is the default. Must be equal on all ranks. Thread safety: between
+/// forwards.
 void set_fused_ops(bool enabled);
 bool fused_ops_enabled();
 
 namespace fused {
 
-constexpr int64_t kElementsOfThread = 32768;  // at least, as in ATen
+constexpr int64_t kElementsOfThread = 32768;  // minimum per thread, as in ATen
 
-/// Returns whether kernels take tensors of this dtype, DTensors included, and may run.
+/// Returns whether kernels are enabled and support tensors of this dtype, including DTensors.
 bool takes_kernels(const at::Tensor& tensor);
 
 }  // namespace fused

@@ -1,5 +1,5 @@
 #pragma once
-// Gradients that can be differentiated again, for fused ops whose own backward cannot; internal to this package.
+// Differentiable gradients for fused ops whose own backward is not differentiable. Internal to this package.
 
 #include <torch/csrc/autograd/variable.h>
 
@@ -7,8 +7,8 @@
 
 namespace tessera::fused {
 
-/// Returns the gradients of ops(inputs), which are ATen's, with their graph; undefined ones of inputs that need none.
-/// Undefined `grads` count as zeros. Called by a backward with create_graph.
+/// Returns the gradients of ops(inputs), which consists of ATen's ops, with their graph; undefined for inputs that need
+/// none. Undefined `grads` count as zeros. For a backward with create_graph.
 torch::autograd::variable_list gradients_of_ops(
     const torch::autograd::variable_list& inputs, const torch::autograd::variable_list& grads,
     const std::function<torch::autograd::variable_list(const torch::autograd::variable_list&)>& ops);

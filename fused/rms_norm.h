@@ -1,11 +1,12 @@
 #pragma once
-// Root mean square normalization, and the sum of a residual that comes before it, in few passes over memory.
+// Root mean square normalization, optionally after adding a residual, in few passes over memory.
 //
 //   at::Tensor normed = rms_norm(x, weight, {.eps = 1e-6});
 //   auto [sum, mlp_input] = add_rms_norm(x, attention, weight, {.eps = 1e-6});     // of x + attention
 //
-// ATen's ops on the CPU keep up to three tensors of x's sizes for backward, in float32 for 16 bits. These keep x, or
-// the sum. Source: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019. Thread safety: any thread.
+// On the CPU, ATen's ops keep up to three tensors of x's sizes for backward, in float32 for 16-bit inputs. These
+// functions keep only x, or the sum. Source: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019. Thread
+// safety: any thread.
 
 #include <ATen/core/Tensor.h>
 
@@ -21,13 +22,13 @@ struct SumAndNorm {
   at::Tensor normed;
 };
 
-/// Returns x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dim, computed in float32 for 16 bits and
-/// rounded once. Operands may be DTensors; a shard of the last dim is moved, and others stay. Weights of more dims than
-/// one, operands of different dtypes, and dtypes that do not float, are left to ATen's ops. A backward with
-/// create_graph uses these too.
+/// Returns x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dim, computed in float32 for 16-bit
+/// inputs and rounded once. Operands may be DTensors; only shards of the last dim are redistributed. ATen's ops handle
+/// weights with several dims, operands of different dtypes, dtypes that are not floating-point, and a backward with
+/// create_graph.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const RmsNorm& norm);
 
-/// Returns x + residual, and its norm. Operands of different sizes are left to ATen's ops too.
+/// Returns x + residual and its norm. ATen's ops also handle operands of different sizes.
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, const RmsNorm& norm);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
 // Root mean square normalization, which libtorch's C++ modules lack: x / sqrt(mean(x^2) + eps) * weight over the last
-// dims. It equals Python's torch.nn.RMSNorm, but for rounding unless options.fused is false.
+// dims. It equals Python's torch.nn.RMSNorm, except for rounding unless options.fused is false.
 //
 //   tessera::nn::RMSNorm norm(RMSNormOptions({64}).eps(1e-6));
 //
@@ -24,13 +24,13 @@ struct RMSNormOptions {
   RMSNormOptions(std::vector<int64_t> normalized_shape) : normalized_shape_(std::move(normalized_shape)) {}
   // NOLINTNEXTLINE(google-explicit-constructor)
   RMSNormOptions(int64_t normalized_size) : normalized_shape_{normalized_size} {}
-  /// Sizes of the last dims, which the mean is over.
+  /// Sizes of the last dims, over which the mean is computed.
   TORCH_ARG(std::vector<int64_t>, normalized_shape);
   /// Added to the mean of squares. Default: the machine epsilon of the input's dtype.
   TORCH_ARG(std::optional<double>, eps) = std::nullopt;
   /// Adds a weight, initially ones.
   TORCH_ARG(bool, elementwise_affine) = true;
-  /// Computes by fused/rms_norm.h, if the mean is over one dim and there is a weight.
+  /// Uses fused/rms_norm.h if the mean is over one dim and there is a weight.
   TORCH_ARG(bool, fused) = true;
 };
 

@@ -3,18 +3,18 @@
 
 namespace tessera::optim {
 
-/// Thread safety: like torch::optim.
+/// Interface for CapturedStep. Thread safety: like torch::optim.
 class Capturable {
  public:
   virtual ~Capturable() = default;
 
-  /// Keeps learning rates, rounded to float32, and step counts on the parameters' device from the next step() on.
+  /// From the next step() on, keeps learning rates, rounded to float32, and step counts on the parameters' device.
   virtual void make_capturable() = 0;
-  /// Says whether step() is recorded: it then throws StateError for a parameter that it would step for the first time.
+  /// Sets whether step() is being recorded. It then throws StateError for a parameter's first step.
   virtual void set_capturing(bool capturing) = 0;
-  /// Writes learning rates that have changed to the device, before a replay.
+  /// Writes changed learning rates to the device, before a replay.
   virtual void before_replay() = 0;
-  /// Counts the step that a replay makes.
+  /// Counts the step of a replay.
   virtual void after_replay() = 0;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Authenticates what the ranks of a job write to the store, by a secret that they share.
+// Authenticates values that a job's ranks write to the store, with a secret that they share.
 //
 //   in the store   a record, or several if ranks have appended
 //   record         a mark, the tag, the value's length, the value
@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-using StoreValue = std::vector<uint8_t>;  // what a store holds for a key
+using StoreValue = std::vector<uint8_t>;  // a store's value of a key
 
 constexpr const char* kSecretVariable = "TESSERA_JOB_SECRET";  // set by launch_local or the user, equal on all ranks
 

@@ -1,10 +1,10 @@
 #pragma once
-// Protocol by which ranks that outlive another one regroup, over a store that their launcher serves for the whole
-// launch. A start is numbered like restart_count(). Keys:
+// Protocol by which surviving ranks regroup, over a store that their launcher serves for the whole launch. Starts are
+// numbered like restart_count(). Keys:
 //
-//   regroup/<start>/over         the launcher  why the start is over: waits for other ranks of it end
+//   regroup/<start>/over         the launcher  why the start is over, which ends waits for its other ranks
 //   regroup/<start>/left/<rank>  the rank      why it has left its groups; it then waits for its next seat
-//   regroup/<start>/next/<rank>  the launcher  which that is: "start rank ranks"
+//   regroup/<start>/next/<rank>  the launcher  the next seat: "start rank ranks"
 
 #include <chrono>
 #include <optional>
@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-constexpr const char* kRegroupVariable = "TESSERA_REGROUP";  // "1" where the launcher serves the store for it
+constexpr const char* kRegroupVariable = "TESSERA_REGROUP";  // "1" if the launcher serves the store for this
 
-/// Place of a rank in a start.
+/// Position of a rank in a start.
 struct Seat {
   int start = 0;
   int rank = 0;
@@ -27,23 +27,23 @@ struct Seat {
 struct RegroupStoreOptions {
   std::string address = {};
   int port = 0;
-  std::optional<int> listen_socket = {};  // of the launcher, which serves the store on it and closes it
-  std::string job = {};                   // as in StoreOptions
+  std::optional<int> listen_socket = {};  // for the launcher, which serves the store on it and closes it
+  std::string job = {};                   // see StoreOptions
   std::optional<std::string> secret = {};
 };
 
-/// Calls throw the errors of JobStore. Thread safety: any thread.
+/// Store for regrouping. Calls throw the errors of JobStore. Thread safety: any thread.
 class RegroupStore {
  public:
   explicit RegroupStore(const RegroupStoreOptions& options);
 
-  // The launcher's calls.
+  // For the launcher.
   void end_start(int start, const std::string& why);
   std::optional<std::string> find_left(int start, int rank);
   void give_seat(int start, int rank, const Seat& next);
 
-  // A rank's.
-  std::string find_over(int start);  // "" while it is not
+  // For a rank.
+  std::string find_over(int start);  // "" until it is over
   void leave(const Seat& seat, const std::string& why);
   Seat await_next(const Seat& left);
 

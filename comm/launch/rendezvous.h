@@ -23,15 +23,15 @@ class RendezvousError : public CommError {  // a rank that may not take part, or
   using CommError::CommError;
 };
 
-/// Returns when all ranks have come. Throws the store's error at the timeout. Throws RendezvousError for a rank of
+/// Waits until all ranks have arrived. Throws the store's error at the timeout. Throws RendezvousError for a rank of
 /// another job, a second process of a rank, a rank that dies on rank 0's host, a different secret, and a forged value.
 void rendezvous(c10d::Store& store, const StoreOptions& options);
 
-/// Watches ranks that have met and wait for each other over the store, without connections yet. Reads who they are at
-/// the first look.
+/// Watches ranks that have met and wait for each other over the store, before they have connections. Reads their
+/// processes at the first look.
 class SeatWatch {
  public:
-  /// `store`: where they met, or a PrefixStore of it. Does nothing if the ranks did not meet there.
+  /// `store` is the one where they met, or a PrefixStore of it. Does nothing if the ranks did not meet there.
   SeatWatch(c10d::Store& store, int world_size) : store_(store), world_size_(world_size) {}
   /// Throws RendezvousError that names a rank of this host that has died.
   void look();

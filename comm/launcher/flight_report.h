@@ -1,5 +1,5 @@
 #pragma once
-// Reports of what a job's ranks do, from the flight records in a folder (comm/context/flight_record.h).
+// Reports what a job's ranks are doing, from the flight records in a folder (comm/context/flight_record.h).
 //
 //   the others wait for rank 1
 //   rank 0 waits for 5.0 s in all_gather #12 of group 'dp' (Float[64] to Float[128]) for 'blocks.1'
@@ -9,19 +9,19 @@
 
 namespace tessera {
 
-/// Returns such lines, indented, or "" if no rank waits in a collective or has given one up.
+/// Returns such lines, indented, or "" if no rank waits in a collective or gave up waiting.
 std::string report_flights(const std::string& folder, int ranks);
 
-/// The folder of the ranks' flight records in one start.
+/// Folder of the ranks' flight records in one start.
 class FlightFolder {
  public:
-  explicit FlightFolder(std::string given);  // the user's; empty: makes one, if it can, that ends with it
+  explicit FlightFolder(std::string given);  // the user's folder; "": makes a temporary one, if possible
   ~FlightFolder();
   FlightFolder(const FlightFolder&) = delete;
   FlightFolder& operator=(const FlightFolder&) = delete;
 
   const std::string& path() const { return path_; }
-  /// Returns what the ranks wait in, after a failure, which the user's folder then tells, too.
+  /// Returns the ranks' waits after a failure, and writes both to the user's folder.
   std::string report(const std::string& failure, int ranks) const;
 
  private:

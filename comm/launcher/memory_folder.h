@@ -1,5 +1,5 @@
 #pragma once
-// The folder in memory that the ranks of a launch share over restarts (docs/reliability.md). Internal to this package.
+// In-memory folder that the ranks of a launch share across restarts (docs/reliability.md). Internal to this package.
 
 #include <string>
 
@@ -7,8 +7,8 @@ namespace tessera {
 
 constexpr const char* kMemoryVariable = "TESSERA_MEMORY_DIR";
 
-/// Owns a new folder, which is in no other launch, and removes it at the end. What a launcher that was killed has left
-/// is removed by the next one of the same user: each holds a lock of its folder, which the system takes back.
+/// Owns a new folder, unique to the launch, and removes it on destruction. The next launcher of the same user removes
+/// folders of killed launchers, which it recognizes because the system has released their locks.
 class MemoryFolder {
  public:
   explicit MemoryFolder(const std::string& parent);  // empty: /dev/shm

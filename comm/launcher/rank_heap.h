@@ -1,13 +1,14 @@
 #pragma once
-// malloc's settings for ranks: its own give memory back to the system that the next step needs again.
+// malloc's settings for ranks. The defaults return memory to the system that the next step needs again.
 
 #include <array>
 #include <utility>
 
 namespace tessera {
 
-/// Variables and values. A sharded step frees its gradients and whole parameters; malloc then gives the top of the heap
-/// back, and the next step's page faults cost 3 % of it. Blocks from 8 MiB on still go back at once, or the peak grows.
+/// Variables and values. A sharded step frees its gradients and full parameters; malloc then returns the top of the
+/// heap, and the next step's page faults cost 3 % of it. Blocks of 8 MiB or more are still returned, or the peak would
+/// grow.
 inline constexpr std::array<std::pair<const char*, const char*>, 2> kRankHeap = {
     {{"MALLOC_TRIM_THRESHOLD_", "67108864"}, {"MALLOC_MMAP_THRESHOLD_", "8388608"}}};
 

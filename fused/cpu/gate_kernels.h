@@ -1,5 +1,5 @@
 #pragma once
-// Gated activations of contiguous elements on the CPU: one pass over memory forward, and one backward.
+// Gated activations of contiguous elements on the CPU, with one pass over memory in forward and one in backward.
 
 #include <c10/core/ScalarType.h>
 
@@ -9,7 +9,7 @@
 
 namespace tessera::fused {
 
-/// Elements of one dtype; what a kernel does not need is null.
+/// Elements of one dtype; operands that a kernel does not need are null.
 struct GateOperands {
   at::ScalarType dtype;
   const void* grad;
@@ -20,7 +20,7 @@ struct GateOperands {
   void* grad_up;
 };
 
-/// Each computes elements `begin` to `end`.
+/// Kernels, each of which computes elements `begin` to `end`.
 struct GateKernels {
   void (*forward)(const GateOperands& of, int64_t begin, int64_t end);
   void (*backward)(const GateOperands& of, int64_t begin, int64_t end);

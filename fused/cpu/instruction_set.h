@@ -1,5 +1,5 @@
 #pragma once
-// Which of a kernel's variants the CPU runs. A kernel's source is compiled for each set of vector instructions.
+// Selects the variant of a kernel for this CPU. A kernel's source is compiled for each set of vector instructions.
 //
 //   const GateKernels& gate_kernels(Baseline), & gate_kernels(Avx2), & gate_kernels(Avx512);   // one a variant
 //   for_this_cpu([](auto set) -> const GateKernels& { return gate_kernels(set); });
@@ -20,7 +20,7 @@ using ThisSet = Avx2;
 using ThisSet = Baseline;
 #endif
 
-/// Returns the set that ATen chose too; the variable ATEN_CPU_CAPABILITY limits it.
+/// Returns the instruction set that ATen uses; the variable ATEN_CPU_CAPABILITY limits it.
 InstructionSet instruction_set();
 
 /// Returns choose(Baseline()), choose(Avx2()) or choose(Avx512()).

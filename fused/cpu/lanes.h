@@ -1,8 +1,8 @@
 #pragma once
-// Vectors of any floating dtype as kernels compute with them: in the dtype itself, those of 16 bits in float32.
+// Vectors of any floating-point dtype for kernels, which compute in that dtype, or in float32 for 16 bits.
 //
-// The last elements of a row are computed as parts of full vectors, so that results do not depend on where rows of
-// elements are cut. For sources that are compiled for each instruction set.
+// The last elements of a row are computed as parts of full vectors, so that results do not depend on where rows are
+// split. For sources that are compiled for each instruction set.
 
 #include <ATen/cpu/vec/functional.h>
 #include <c10/core/ScalarType.h>
@@ -16,7 +16,7 @@ namespace tessera::fused {
 template <class T>
 using Accumulated = at::vec::vec_scalar_t<T>;  // float for 16 bits
 
-/// The elements that one register holds.
+/// Elements of one register.
 template <class T>
 struct Lanes {
   using Vector = at::vec::Vectorized<Accumulated<T>>;
@@ -25,7 +25,7 @@ struct Lanes {
 
   std::array<Vector, kVectors> vectors;
 
-  /// Loads min(count, kSize) elements, and zeros after them.
+  /// Loads min(count, kSize) elements, followed by zeros.
   static Lanes load(const T* from, int64_t count) {
     const auto loaded = count >= kSize ? at::vec::Vectorized<T>::loadu(from)
                                        : at::vec::Vectorized<T>::loadu(from, static_cast<int>(count));
@@ -52,7 +52,7 @@ struct Lanes {
   }
 };
 
-/// Writes op(vectors of `in`), an array of vectors, to `out`.
+/// Writes the result of op, applied to vectors of `in`, to `out`.
 template <class T, size_t kIn, size_t kOut, class Op>
 void map_elements(const std::array<const T*, kIn>& in, const std::array<T*, kOut>& out, int64_t count, Op op) {
   using Vector = typename Lanes<T>::Vector;
@@ -78,7 +78,7 @@ void map_elements(const std::array<const T*, kIn>& in, const std::array<T*, kOut
   }
 }
 
-/// Calls visit(T()) for a dtype that takes_kernels() takes.
+/// Calls visit(T()) for a dtype that takes_kernels() accepts.
 template <class Visit>
 void with_dtype(at::ScalarType dtype, Visit visit) {
   switch (dtype) {

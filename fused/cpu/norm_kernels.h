@@ -1,5 +1,5 @@
 #pragma once
-// Root mean square normalization of contiguous rows on the CPU. Sums are in float32, or in float64 for such rows.
+// Root mean square normalization of contiguous rows on the CPU. Sums are in float32, or in float64 for float64 rows.
 
 #include <c10/core/ScalarType.h>
 
@@ -23,7 +23,7 @@ struct NormOperands {
   void* rstd;  // [rows], in the dtype of sums
 };
 
-/// `grad_sum`, which is added to the gradient of x, and `grad_weight` may be null.
+/// Operands of the backward. `grad_sum`, which is added to the gradient of x, and `grad_weight` may be null.
 struct NormBackwardOperands {
   at::ScalarType dtype;
   int64_t features;
@@ -39,7 +39,8 @@ struct NormBackwardOperands {
 struct NormKernels {
   /// Computes rows `begin` to `end`.
   void (*forward)(const NormOperands& of, int64_t begin, int64_t end);
-  /// Likewise, and adds the rows' part of the weight's gradient to `grad_weight` [features], in the dtype of sums.
+  /// Does the same for backward, and adds these rows' part of the weight's gradient to `grad_weight` [features], in the
+  /// dtype of sums.
   void (*backward)(const NormBackwardOperands& of, int64_t begin, int64_t end, void* grad_weight);
 };
 

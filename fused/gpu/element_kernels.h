@@ -1,5 +1,5 @@
 #pragma once
-// Launches ops on elements (element_tile.h).
+// Launches elementwise ops (element_tile.h).
 
 #include <cuda_runtime_api.h>
 

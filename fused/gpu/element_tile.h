@@ -1,7 +1,7 @@
 #pragma once
-// Computes what one thread computes of an op on elements of one dtype, forward or backward. For the CPU and the GPU.
+// Work of one thread for an elementwise op on one dtype, forward or backward. For the CPU and the GPU.
 //
-// Threads take accesses of 16 bytes in turn if all tensors are aligned to them, otherwise elements.
+// Threads alternate between accesses of 16 bytes if all tensors are aligned to them, otherwise between elements.
 
 #include <cmath>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tessera::fused {
 
-/// What kernels compute in.
+/// Dtype in which kernels compute.
 template <class T>
 using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -43,7 +43,7 @@ struct SwigluForward {
   }
 };
 
-/// Gradients of {gate, up}, of {the gradient, gate, up}.
+/// Gradients of {gate, up}, from {gradient, gate, up}.
 struct SwigluBackward {
   static constexpr int kIn = 3, kOut = 2;
   template <class C>
@@ -78,7 +78,7 @@ TESSERA_HOST_DEVICE void compute_access(const ElementOperands<Op::kIn, Op::kOut>
   }
 }
 
-/// Computes the part of thread `thread` of `threads`.
+/// Computes the share of thread `thread` of `threads`.
 template <class Op, class T>
 TESSERA_HOST_DEVICE void compute_elements(const ElementOperands<Op::kIn, Op::kOut>& of, bool is_aligned, int64_t thread,
                                           int64_t threads) {

@@ -1,5 +1,5 @@
 #pragma once
-// Dtypes that kernels of the fused ops take.
+// Dtypes supported by kernels of the fused ops.
 
 namespace tessera::fused {
 

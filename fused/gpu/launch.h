@@ -1,5 +1,5 @@
 #pragma once
-// What the fused ops need to launch a kernel on tensors.
+// Helpers for launching kernels of the fused ops on tensors.
 
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -10,7 +10,7 @@
 
 namespace tessera::fused {
 
-/// Returns that of a tensor whose dtype the ops' functions have checked.
+/// Returns the kernel dtype of a tensor, whose dtype was checked before.
 inline KernelDtype kernel_dtype(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   return dtype == at::kFloat      ? KernelDtype::Float32

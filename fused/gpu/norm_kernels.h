@@ -12,7 +12,7 @@ cudaError_t launch_norm(const NormRows& of, KernelDtype dtype, cudaStream_t stre
 
 cudaError_t launch_norm_gradient(const NormGradientRows& of, KernelDtype dtype, cudaStream_t stream);
 
-/// Writes terms [terms, features] of the weight's gradient, of `rows_of_term` rows each, in the dtype of sums.
+/// Writes terms [terms, features] of the weight's gradient, each of `rows_of_term` rows, in the dtype of sums.
 cudaError_t launch_weight_gradient(const NormGradientRows& of, int64_t rows_of_term, void* terms, KernelDtype dtype,
                                    cudaStream_t stream);
 

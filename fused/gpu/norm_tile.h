@@ -1,9 +1,9 @@
 #pragma once
-// Computes what one thread of a block computes of a row's normalization (fused/rms_norm.h), forward and backward. For
-// the CPU and the GPU.
+// Work of one thread of a block for a row's normalization (fused/rms_norm.h), forward and backward. For the CPU and the
+// GPU.
 //
-// A block takes a row. Its threads return terms of a sum, which the block adds up, and then write their elements of the
-// row. A gradient of the weight is a term for some rows each, of which a thread computes one column.
+// A block processes a row. Its threads return terms of a sum, which the block adds up, and then write their elements of
+// the row. The weight's gradient has one term per group of rows, of which a thread computes one column.
 
 #include <cmath>
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace tessera::fused {
 
-/// Operands of fused/cpu/norm_kernels.h, where they are named.
+/// Operands, named as in fused/cpu/norm_kernels.h.
 struct NormRows {
   int64_t rows, features;
   double eps, weight_offset;
   const void *x, *residual, *weight;
   void *sum, *normed, *rstd;
-  bool is_aligned;  // all rows, to accesses
+  bool is_aligned;  // whether all rows are aligned to accesses
 };
 
 struct NormGradientRows {
@@ -39,7 +39,7 @@ TESSERA_HOST_DEVICE T* norm_row(void* all, int64_t row, int64_t features) {
   return static_cast<T*>(all) + row * features;
 }
 
-/// kWide elements as numbers to compute with.
+/// kWide elements, converted for computation.
 template <class T, int kWide>
 struct Numbers {
   Computed<T> items[kWide];
@@ -72,7 +72,7 @@ TESSERA_HOST_DEVICE Computed<T> square_elements(const NormRows& of, int64_t row,
     }
     T* const sum = norm_row<T>(of.sum, row, of.features) + first;
     values.store(sum);
-    values = Numbers<T, kWide>::load(sum);  // as rounded
+    values = Numbers<T, kWide>::load(sum);  // rounded values
   }
   Computed<T> squares = 0;
   for (int i = 0; i < kWide; ++i) {
@@ -131,7 +131,7 @@ TESSERA_HOST_DEVICE int differentiate_elements(const NormGradientRows& of, int64
 }
 
 /// Calls wide(first element) or narrow(first element) for the accesses of thread `thread` of `threads`, and returns the
-/// sum of what they return.
+/// sum of the results.
 template <class T, class Sum, class Wide, class Narrow>
 TESSERA_HOST_DEVICE Sum visit_accesses(int64_t features, bool is_aligned, int thread, int threads, Wide wide,
                                        Narrow narrow) {

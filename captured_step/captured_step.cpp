@@ -15,7 +15,7 @@ namespace tessera {
 
 namespace {
 
-/// Makes later work of a stream wait for what another one was given.
+/// Makes later work of `stream` wait for the work queued so far on `other`.
 void wait_for(const c10::Stream& stream, const c10::Stream& other) {
   c10::Event event(stream.device_type());
   event.record(other);
@@ -39,7 +39,7 @@ struct CapturedStep::Impl {
   void capture();
 };
 
-/// Runs the function once, on the host alone.
+/// Records the function; nothing runs on the device.
 void CapturedStep::Impl::capture() {
   c10::impl::VirtualGuardImpl(stream.device_type()).synchronizeDevice(stream.device_index());
   optimizer.set_capturing(true);
@@ -72,7 +72,7 @@ void CapturedStep::Impl::run() {
     return;
   }
   capture();
-  graph->replay();  // the optimizer has counted this step
+  graph->replay();  // the optimizer has already counted this step
 }
 
 CapturedStep::CapturedStep(optim::Capturable& optimizer, std::function<at::Tensor()> step,
@@ -99,7 +99,7 @@ CapturedStep::~CapturedStep() = default;
 at::Tensor CapturedStep::operator()() {
   TESSERA_CHECK(StateError, !impl_->has_failed,
                 "CapturedStep: an earlier call has failed; make the model, the optimizer and the CapturedStep anew");
-  impl_->has_failed = true;  // unless it ends
+  impl_->has_failed = true;  // until the call succeeds
   {
     const c10::StreamGuard guard(impl_->stream);
     wait_for(impl_->stream, guard.original_stream());

@@ -10,13 +10,13 @@ namespace {
 
 class CudaGraph final : public DeviceGraph {
  public:
-  /// Other threads, such as NCCL's watchdog, may go on calling what a captured stream's thread may not.
+  /// Other threads, such as NCCL's watchdog, may still make calls that the captured stream's thread must not make.
   void begin() override { graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal); }
   void end() override { graph_.capture_end(); }
   void abandon() noexcept override {
     try {
       graph_.capture_end();
-    } catch (const std::exception&) {  // the capture has failed, and is over
+    } catch (const std::exception&) {  // the capture has failed, and has ended
     }
   }
   void replay() override { graph_.replay(); }

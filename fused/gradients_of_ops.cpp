@@ -9,7 +9,7 @@ using torch::autograd::variable_list;
 
 variable_list gradients_of_ops(const variable_list& inputs, const variable_list& grads,
                                const std::function<variable_list(const variable_list&)>& ops) {
-  variable_list aliases, wanted;  // an input may depend on another, an alias does not
+  variable_list aliases, wanted;  // aliases, because an input may depend on another
   for (const auto& input : inputs) {
     aliases.push_back(at::alias(input));
     if (input.requires_grad()) {

@@ -50,7 +50,7 @@ at::Tensor empty_rstd(const at::Tensor& x) {
   return at::empty(sizes, x.options().dtype(wide_dtype(x.scalar_type())));
 }
 
-// Kernels of the CPU.
+// CPU kernels.
 
 const fused::NormKernels& norm_kernels_of_cpu() {
   return fused::for_this_cpu([](auto set) -> const fused::NormKernels& { return fused::norm_kernels(set); });
@@ -91,7 +91,7 @@ SumNormRstd add_rms_norm_cpu(const at::Tensor& x, const at::Tensor& residual, co
   return norm_rows(x, &residual, weight, eps, weight_offset);
 }
 
-/// A term of the weight's gradient for some rows each, whatever the number of threads is.
+/// Computes one term of the weight's gradient per group of rows, independently of the number of threads.
 NormGradients rms_norm_backward_cpu(const at::Tensor& grad, const std::optional<at::Tensor>& grad_sum,
                                     const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd,
                                     double weight_offset, bool needs_weight) {
@@ -123,7 +123,7 @@ NormGradients rms_norm_backward_cpu(const at::Tensor& grad, const std::optional<
   return {grad_x, needs_weight ? grad_weights.sum(0).to(weight.scalar_type()) : at::Tensor()};
 }
 
-// What results look like, without data.
+// Meta functions: results without data.
 
 NormAndRstd rms_norm_meta(const at::Tensor& x, const at::Tensor& /*weight*/, double /*eps*/, double /*weight_offset*/) {
   return {empty_like_rows(x), empty_rstd(x)};
@@ -167,7 +167,7 @@ variable_list norm_gradients(const at::Tensor& grad, const at::Tensor& grad_sum,
   return {grad_x, grad_weight};
 }
 
-/// The same by ATen's ops, with their graph.
+/// Does the same with ATen's ops, including their graph.
 variable_list differentiable_norm_gradients(const at::Tensor& grad, const at::Tensor& grad_sum,
                                             const variable_list& saved, double eps, double weight_offset) {
   auto results = fused::gradients_of_ops({saved[0], saved[1]}, {grad}, [&](const variable_list& x) -> variable_list {

@@ -26,7 +26,7 @@ namespace {
 constexpr int64_t kMaxRank = 65'536;
 constexpr std::string_view kAdapterPrefix = "base_model.model.";
 
-// Keys of adapter_config.json that do not matter here: which layers have adapters, the file's tensors say.
+// Keys of adapter_config.json without effect here; the file's tensors determine which layers have adapters.
 constexpr std::array kHarmlessAdapterKeys = {"task_type",
                                              "auto_mapping",
                                              "peft_version",
@@ -42,7 +42,7 @@ constexpr std::array kHarmlessAdapterKeys = {"task_type",
                                              "qalora_group_size",
                                              "eva_config"};
 
-// Initial values that leave the model's own weights as they are.
+// Initial values that leave the model's own weights unchanged.
 constexpr std::array kPlainInits = {"gaussian", "orthogonal", "eva"};
 
 std::string config_file(const std::string& folder) {
@@ -53,7 +53,7 @@ std::string tensor_file(const std::string& folder) {
   return folder + "/adapter_model.safetensors";
 }
 
-/// What PEFT calls a layer: "model.layers.0.self_attn.q_proj". None for one that is a part of a fused matrix.
+/// Returns PEFT's name of a layer, such as "model.layers.0.self_attn.q_proj"; none for a part of a fused matrix.
 std::optional<std::string> stored_path(const Decoder& model, const std::string& path) {
   const auto source = weight_source(model->config.model_type, path + ".weight");
   if (source.parts > 1) {
@@ -63,19 +63,19 @@ std::optional<std::string> stored_path(const Decoder& model, const std::string& 
 }
 
 std::string last_name(const std::string& path) {
-  return path.substr(path.rfind('.') + 1);  // all of a path without a dot
+  return path.substr(path.rfind('.') + 1);  // the whole path if it has no dot
 }
 
 bool is_plain_init(const Json& value) {
   return value.is_boolean() || std::ranges::any_of(kPlainInits, [&](const char* name) { return value == Json(name); });
 }
 
-/// What PEFT writes of a feature that is not used.
+/// Returns whether a value is what PEFT writes for an unused feature.
 bool is_off(const Json& value) {
   return value == Json(false) || (value.is_structured() && value.empty());
 }
 
-/// Without target_modules.
+/// Reads the config except target_modules.
 LoraConfig read_numbers(const std::string& folder) {
   const auto file = config_file(folder);
   const auto whole = parse_config_object(read_config_text(file), file);
@@ -108,7 +108,7 @@ LoraConfig read_numbers(const std::string& folder) {
   return config;
 }
 
-/// Paths of the decoder's layers for which the file has tensors. Throws CheckpointError for other tensors.
+/// Returns paths of the decoder's layers with tensors in the file. Throws CheckpointError for other tensors.
 std::vector<std::string> read_targets(const Decoder& model, const std::string& folder) {
   auto index = dcp::open_checkpoint(tensor_file(folder));
   auto& stored = index.tensors[dcp::Section::Model];
@@ -120,7 +120,7 @@ std::vector<std::string> read_targets(const Decoder& model, const std::string& f
     if (const auto path = stored_path(model, item.key())) {
       const auto prefix = fmt::format("{}{}.", kAdapterPrefix, *path);
       const auto found = stored.erase(prefix + "lora_A.weight") + stored.erase(prefix + "lora_B.weight");
-      if (found > 0) {  // one that is missing is an error when tensors are read
+      if (found > 0) {  // a missing one is an error when tensors are read
         targets.push_back(item.key());
       }
     }
@@ -138,7 +138,7 @@ std::vector<std::string> read_targets(const Decoder& model, const std::string& f
   return targets;
 }
 
-/// The config of the adapters that a model has.
+/// Returns the config of the model's adapters.
 LoraConfig own_config(const Decoder& model) {
   const auto layers = lora_layers(model);
   TESSERA_CHECK(StateError, !layers.empty(), "save_adapter: the model has no adapters");
@@ -154,7 +154,8 @@ LoraConfig own_config(const Decoder& model) {
   return config;
 }
 
-/// PEFT's target_modules, which match the end of a path: the last name, if all layers of that name have adapters.
+/// Returns PEFT's target_modules, which match the end of a path: the last name, if all layers with that name have
+/// adapters.
 std::vector<std::string> format_targets(const Decoder& model, const LoraConfig& config) {
   std::map<std::string, std::vector<std::string>> without;  // by last name
   std::map<std::string, std::vector<std::string>> with;
@@ -213,7 +214,7 @@ void check_same_adapters(const LoraConfig& own, const LoraConfig& read, const st
                 folder, shown(read), shown(own));
 }
 
-/// The adapters' tensors by PEFT's keys. Throws StateError inside forward or backward.
+/// Returns the adapters' tensors by PEFT's keys. Throws StateError inside forward or backward.
 dcp::StateDict adapter_tensors(const Decoder& model) {
   dcp::StateDict state;
   const auto all = dcp::get_model_state_dict(model);

@@ -40,16 +40,16 @@ nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
 /// Splits features into heads: [batch, length, heads * head_dim] -> [batch, length, heads, head_dim].
 at::Tensor split_heads(const at::Tensor& features, int64_t head_dim) {
   const auto split = features.view({features.size(0), features.size(1), features.size(2) / head_dim, head_dim});
-  // Where ranks have features of half a head, the view has gathered them: each rank goes on with its own heads.
+  // If ranks have features of half a head, the view has gathered them, and each rank continues with its own heads.
   return is_dtensor(features) ? redistribute(split, placements(features)) : split;
 }
 
-/// Returns a table that all ranks have as an operand for `x`, which may be a DTensor.
+/// Returns a table that is equal on all ranks, as an operand for `x`, which may be a DTensor.
 at::Tensor beside(const at::Tensor& x, const at::Tensor& table) {
   return is_dtensor(x) ? from_local(table, device_mesh(x), Placements(placements(x).size(), Replicate())) : table;
 }
 
-/// Gives each head of queries its own copy of its group's key or value [batch, heads, length, head_dim].
+/// Repeats each group's key or value [batch, heads, length, head_dim] for each of its query heads.
 at::Tensor repeat_heads(const at::Tensor& x, int64_t times) {
   if (times == 1) {
     return x;
@@ -58,7 +58,7 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times) {
   return x.unsqueeze(2).expand({batch, heads, times, length, dim}).reshape({batch, heads * times, length, dim});
 }
 
-/// Returns what is added to scores so that only what is `seen` counts.
+/// Returns a mask to add to scores so that only `seen` tokens count.
 at::Tensor additive_mask(const at::Tensor& seen, const at::TensorOptions& options) {
   return at::zeros(seen.sizes(), options).masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
 }
@@ -67,7 +67,7 @@ at::Tensor causal_mask(int64_t length, const at::TensorOptions& options) {
   return additive_mask(at::ones({length, length}, options.dtype(at::kBool)).tril(), options);
 }
 
-/// Returns where in its row the segment of each token starts.
+/// Returns the start of each token's segment in its row.
 at::Tensor segment_starts(const at::Tensor& segment_ids) {
   const int64_t length = segment_ids.size(1);
   const auto is_first = at::ones_like(segment_ids, at::kBool);
@@ -153,7 +153,7 @@ at::Tensor AttentionImpl::forward(at::Tensor x, Positions positions) {
     positions.cache->append(static_cast<size_t>(layer), key, value);
   }
   const int64_t batch = query.size(0), length = query.size(2), group = heads / key_value_heads;
-  if (length == 1) {  // a group's queries as if they were positions, so that keys and values need no copies
+  if (length == 1) {  // treats a group's queries as positions, so that keys and values need no copies
     query = query.reshape({batch, key_value_heads, group, head_dim});
   } else {
     key = repeat_heads(key, group);
@@ -217,7 +217,7 @@ at::Tensor DecoderLayerImpl::forward(at::Tensor x, Positions positions) {
     attended = attention_out_norm(attended);
   }
   at::Tensor normed;
-  if (mlp_norm->has_hooks()) {  // which see the norm alone
+  if (mlp_norm->has_hooks()) {  // hooks see only the norm
     x = x + attended;
     normed = mlp_norm(x);
   } else {
@@ -255,13 +255,13 @@ DecoderImpl::DecoderImpl(const DecoderConfig& given) : config(given) {
   }
 }
 
-/// Where the tokens of a call stand.
+/// Positions of the tokens of a call.
 struct DecoderImpl::TokenPlaces {
-  int64_t past = 0;            // tokens of a row before this call
+  int64_t past = 0;            // earlier tokens in a row
   int64_t length = 0;          // of this call
-  at::Tensor starts = {};      // [batch, length]: where segments start; undefined: at 0
-  at::Tensor positions = {};   // [1 or batch, length], in their segments
-  int64_t most_positions = 0;  // no position is as large; exact where more than max_position_embeddings
+  at::Tensor starts = {};      // [batch, length]: start of segments; undefined: 0
+  at::Tensor positions = {};   // [1 or batch, length], within segments
+  int64_t most_positions = 0;  // exclusive limit of positions; exact if above max_position_embeddings
 };
 
 DecoderImpl::TokenPlaces DecoderImpl::find_places(const at::Tensor& ids, const DecoderInputs& inputs) const {
@@ -332,7 +332,7 @@ Positions DecoderImpl::make_positions(const RotaryConfig* rotary, bool slides, c
 at::Tensor DecoderImpl::forward(const at::Tensor& ids, DecoderInputs inputs) {
   const auto places = find_places(ids, inputs);
   auto x = embed_tokens(ids);
-  if (config.scale_embedding) {  // rounded to the weights' dtype, as the models were trained
+  if (config.scale_embedding) {  // rounded to the weights' dtype, as in the models' training
     x = x * at::scalar_tensor(std::sqrt(static_cast<double>(config.hidden_size)), x.scalar_type()).item<double>();
   }
   if (!config.rotary) {

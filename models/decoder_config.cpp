@@ -24,12 +24,12 @@ const Names<c10::ScalarType> kDtypes = {{"float32", c10::ScalarType::Float},
 const Names<Activation> kActivations = {{"silu", Activation::Silu},         {"swish", Activation::Silu},
                                         {"gelu", Activation::Gelu},         {"gelu_pytorch_tanh", Activation::TanhGelu},
                                         {"gelu_new", Activation::TanhGelu}, {"relu", Activation::Relu}};
-// Gemma's first checkpoints say gelu and mean its approximation, as transformers has it too.
+// Gemma's first checkpoints say gelu but mean its approximation, as transformers interprets it.
 const Names<Activation> kGemmaActivations = {{"gelu_pytorch_tanh", Activation::TanhGelu},
                                              {"gelu", Activation::TanhGelu}};
 const Names<bool> kLayerTypes = {{"full_attention", false}, {"sliding_attention", true}};
 
-// Keys that change nothing that this package computes. Dropout is not applied.
+// Keys that do not affect this package's computations. Dropout is not applied.
 constexpr std::array kHarmlessKeys = std::to_array<std::string_view>(
     {"_name_or_path", "architectures", "attention_dropout", "attn_implementation", "attn_pdrop", "bos_token_id",
      "cache_implementation", "chunk_size_feed_forward", "embd_pdrop", "eos_token_id", "gradient_checkpointing",
@@ -37,14 +37,14 @@ constexpr std::array kHarmlessKeys = std::to_array<std::string_view>(
      "output_hidden_states", "pretraining_tp", "problem_type", "resid_pdrop", "return_dict", "summary_activation",
      "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
      "torchscript", "transformers_version", "use_bfloat16", "use_cache",
-     // Of generation.
+     // Keys for generation.
      "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
      "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
      "length_penalty", "max_length", "max_new_tokens", "min_length", "no_repeat_ngram_size", "num_beam_groups",
      "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty",
      "return_dict_in_generate", "suppress_tokens", "temperature", "tokenizer_class", "top_k", "top_p", "typical_p"});
 
-// Keys that name features of other models, by the value that turns them off.
+// Keys for features of other models, with the value that turns them off.
 const std::vector<std::pair<std::string_view, Json>> kSwitchedOff = {{"is_encoder_decoder", false},
                                                                      {"add_cross_attention", false},
                                                                      {"tie_encoder_decoder", false},
@@ -57,7 +57,7 @@ const std::vector<std::pair<std::string_view, Json>> kSwitchedOff = {{"is_encode
                                                                      {"qk_layernorm", false},
                                                                      {"use_parallel_residual", false}};
 
-/// Returns by layer whether it slides.
+/// Returns whether each layer has a sliding window.
 std::vector<bool> read_layer_types(KeyReader& reader, int64_t layers) {
   std::vector<bool> slides;
   const Json* const types = reader.find("layer_types");
@@ -108,7 +108,7 @@ void read_windows(DecoderConfig& config, KeyReader& reader, const Family& family
     int64_t every = family.full_every;
     if (family.has_local_rotary) {
       every = reader.find_integer("sliding_window_pattern").value_or(every);
-      reader.find("_sliding_window_pattern");  // the same, beside layer_types
+      reader.find("_sliding_window_pattern");  // redundant if layer_types is present
     }
     for (int64_t layer = 0; config.slides.size() < static_cast<size_t>(layers); ++layer) {
       config.slides.push_back((layer + 1) % every != 0);
@@ -145,7 +145,7 @@ void read_activation(DecoderConfig& config, KeyReader& reader, const Family& fam
     return;
   }
   const auto& names = family.model_type == "gemma" ? kGemmaActivations : kActivations;
-  // Configs of Gemma have both keys, of which one is the family's.
+  // Gemma's configs have both keys; the family determines which one counts.
   const bool is_first = family.activation_key == "hidden_act";
   config.activation = reader.named(family.activation_key, names, std::optional(Activation::TanhGelu));
   const std::string_view unused = is_first ? "hidden_activation" : "hidden_act";
@@ -221,7 +221,7 @@ void read_gpt2(DecoderConfig& config, KeyReader& reader, const Family& family) {
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", true);
 }
 
-/// Keeps what does not matter, for format_config.
+/// Collects keys without effect, for format_config.
 std::string take_other_keys(KeyReader& reader, const std::vector<std::string>& ignored_keys) {
   Json other = Json::object();
   for (const std::string_view key : kHarmlessKeys) {
@@ -296,7 +296,7 @@ void put_gpt2(Json& out, const DecoderConfig& config, const Family& family) {
               {"layer_norm_epsilon", config.norm_eps},
               {"scale_attn_weights", config.attention_scale != 1},
               {"scale_attn_by_inverse_layer_idx", config.scale_by_layer}});
-  // gelu_new is the tanh approximation's name in this family.
+  // gelu_new is this family's name for the tanh approximation.
   out[std::string(family.activation_key)] =
       config.activation == Activation::TanhGelu ? "gelu_new" : name_of(kActivations, config.activation);
 }
@@ -386,7 +386,7 @@ std::string format_config(const DecoderConfig& config) {
   put_keys(out, config, family);
   std::string text = out.dump(2) + "\n";
   DecoderConfig again = parse_config(text, "format_config");
-  again.other_keys = config.other_keys;  // architectures may be new
+  again.other_keys = config.other_keys;  // architectures may have been added
   TESSERA_CHECK(ValueError, again == config,
                 "format_config: config.json of the family \"{}\" cannot express this config's options; it would mean "
                 "other ones: {}",

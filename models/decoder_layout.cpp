@@ -50,7 +50,7 @@ void shard(Decoder& model, const DeviceMesh& mesh, const DecoderLayout& layout) 
   const DeviceMesh data_parallel = has_axis(mesh, "replicate") ? mesh[{"replicate", "dp"}] : mesh["dp"];
   FullyShardOptions options{
       .mesh = data_parallel, .reshard_after_forward = layout.reshard_after_forward, .mp_policy = layout.precision};
-  if (model->config.moe) {  // a rank has a part of each expert, as there may be more ranks than experts
+  if (model->config.moe) {  // each rank has a part of each expert, because there may be more ranks than experts
     options.shard_placement_fn = [](const at::Tensor& parameter) {
       return parameter.dim() == 3 ? std::optional(Shard(1)) : std::nullopt;
     };
@@ -61,7 +61,7 @@ void shard(Decoder& model, const DeviceMesh& mesh, const DecoderLayout& layout) 
   fully_shard(model, {.mesh = data_parallel, .mp_policy = layout.precision});
 }
 
-/// Replicates what attention and MLP get, once for the matrices in them: each of these would do it for itself.
+/// Replicates the input of attention or MLP once for all matrices in it, each of which would do it separately.
 class ReplicatedInput : public ParallelStyle {
  public:
   std::string name() const override { return "ReplicatedInput"; }
@@ -74,7 +74,7 @@ class ReplicatedInput : public ParallelStyle {
   }
 };
 
-/// Places parameters of a module that computes with its local tensors.
+/// Distributes parameters of a module that computes with its local tensors.
 class PlacedParameters : public ParallelStyle {
  public:
   explicit PlacedParameters(std::map<std::string, Placement> placements) : placements_(std::move(placements)) {}
@@ -109,7 +109,7 @@ void add_mlp(ParallelPlan& plan, const std::string& mlp, const DecoderConfig& co
   }
 }
 
-/// The router computes on each rank, for all tokens or, with whole experts, for the rank's own.
+/// Adds a layer's experts. The router computes on each rank, for all tokens or, with whole experts, for the rank's own.
 void add_moe(ParallelPlan& plan, const std::string& moe, const DecoderLayout& layout) {
   const Placement residual = residual_of(layout);
   const Placement inside = layout.expert_parallel ? residual : Placement(Replicate());
@@ -156,10 +156,10 @@ ParallelPlan tensor_parallel_plan(const DecoderConfig& config, const DecoderLayo
   if (!config.moe) {
     add_mlp(plan, "layers.*.mlp", config, layout);
   }
-  if (config.qk_norm) {  // by heads, dim 2 of [batch, length, heads, head_dim]
+  if (config.qk_norm) {  // sharded by heads, dim 2 of [batch, length, heads, head_dim]
     plan.add("layers.*.self_attn.[qk]_norm", SequenceParallel({.sequence_dim = 2}));
   }
-  if (config.tie_word_embeddings) {  // computes with the rows of embed_tokens
+  if (config.tie_word_embeddings) {  // uses the rows of embed_tokens
     plan.add("lm_head", PrepareModuleInputOutput(
                             {.input = {.input_layouts = {Replicate()}, .desired_input_layouts = {Replicate()}},
                              .output = {.output_layouts = {Shard(-1)}, .desired_output_layouts = {Replicate()}}}));

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kMaxExperts = 10'000;
 
-/// Reads what transformers 5 calls num_local_experts in all families.
+/// Reads the number of experts, which transformers 5 calls num_local_experts in all families.
 int64_t read_num_experts(KeyReader& reader, const Family& family) {
   const auto local = reader.find_integer("num_local_experts", 1, kMaxExperts);
   const auto experts = reader.find_integer("num_experts", 1, kMaxExperts);
@@ -22,7 +22,7 @@ int64_t read_num_experts(KeyReader& reader, const Family& family) {
   return local ? *local : *experts;
 }
 
-/// Returns by layer whether it has experts, or nothing if all have.
+/// Returns whether each layer has experts, or nothing if all have.
 std::vector<bool> read_sparse_layers(KeyReader& reader, int64_t layers) {
   const int64_t step = reader.find_integer("decoder_sparse_step").value_or(1);
   std::vector<bool> sparse;

@@ -28,7 +28,7 @@ namespace {
 
 using Prompts = std::vector<std::vector<int32_t>>;
 
-constexpr int64_t kDefaultTopK = 50;  // of transformers, when it draws
+constexpr int64_t kDefaultTopK = 50;  // default of transformers when sampling
 
 void check_options(const GenerateOptions& options) {
   TESSERA_CHECK(ValueError, options.max_new_tokens >= 1, "generate: max_new_tokens is {}; it must be at least 1",
@@ -62,7 +62,7 @@ void check_prompts(const DecoderConfig& config, const Prompts& prompts, const Ge
                 longest_of(prompts), options.max_new_tokens, length, config.max_position_embeddings);
 }
 
-/// Checks the arguments on all ranks, and that they are the same there.
+/// Checks the arguments on all ranks, and that they are equal.
 void check_arguments(const DecoderConfig& config, const Prompts& prompts, const GenerateOptions& options,
                      const dcp::RankSync& ranks) {
   const auto texts = ranks.exchange([&] {
@@ -114,7 +114,7 @@ class Chooser {
     }
   }
 
-  /// Returns a token by row of `logits` [texts, vocab].
+  /// Returns one token per row of `logits` [texts, vocab].
   std::vector<int64_t> choose(const at::Tensor& logits) {
     at::Tensor tokens;
     if (options_.temperature == 0) {
@@ -187,7 +187,7 @@ std::vector<std::vector<int32_t>> generate(Decoder& model, const std::vector<std
   auto logits = model->forward(padded.ids, {.segment_ids = padded.segment_ids, .cache = &cache, .logits_to_keep = 1});
   while (true) {
     auto tokens = chooser.choose((is_dtensor(logits) ? full_tensor(logits) : logits).select(1, 0));
-    ranks.broadcast_from_rank0(tokens);  // logits may differ in their last bits between unlike machines
+    ranks.broadcast_from_rank0(tokens);  // logits may differ in their last bits between different machines
     for (size_t text = 0; text < texts.size(); ++text) {
       if (!has_ended[text]) {
         const auto token = static_cast<int32_t>(tokens[text]);

@@ -24,7 +24,7 @@ namespace tessera::models {
 
 namespace {
 
-/// Returns this rank's part, whose gradient is a term of a sum if the parameter is whole on every rank.
+/// Returns this rank's part. If the parameter is replicated, the gradient is a term of a sum.
 at::Tensor own_part(const at::Tensor& parameter) {
   if (!is_dtensor(parameter)) {
     return parameter;
@@ -42,7 +42,8 @@ void reset_as_linear(const at::Tensor& weight) {
   weight.uniform_(-bound, bound);
 }
 
-/// Returns logits of all tokens on every rank. Those of whole tokens are computed, and differentiated, by each rank.
+/// Returns logits of all tokens on every rank. With replicated tokens, each rank computes and differentiates all of
+/// them.
 at::Tensor logits_of_all(const at::Tensor& logits, const at::Tensor& x, bool is_whole) {
   if (is_whole) {
     const auto ranks = static_cast<double>(device_mesh(x).size());

@@ -31,7 +31,7 @@ namespace tessera::models {
 
 namespace {
 
-constexpr int64_t kStagedBytes = 8 << 20;  // host memory, or one tensor, for what is not read in place
+constexpr int64_t kStagedBytes = 8 << 20;  // host memory (or one tensor) for tensors that cannot be read in place
 constexpr std::array kCopiedFiles = {"tokenizer.json",     "tokenizer_config.json",
                                      "tokenizer.model",    "special_tokens_map.json",
                                      "added_tokens.json",  "vocab.json",
@@ -40,12 +40,12 @@ constexpr std::array kCopiedFiles = {"tokenizer.json",     "tokenizer_config.jso
 
 using StoredTensors = std::map<std::string, dcp::StoredTensor>;
 
-/// A part of a stored tensor, and where it goes.
+/// Part of a stored tensor, and its destination.
 struct Request {
   std::string key;
   dcp::ShardSlice slice;  // of the stored tensor
-  at::Tensor target;      // has the slice's sizes; views this rank's shard of a parameter
-  bool is_copy = false;   // a second one of a tied weight, to compare with
+  at::Tensor target;      // has the slice's sizes; a view of this rank's shard of a parameter
+  bool is_copy = false;   // whether this is a second copy of a tied weight, only to be compared
   const dcp::StoredTensor* stored = nullptr;
   at::Tensor staged = {};
 
@@ -59,7 +59,7 @@ struct Requests {
   std::set<std::string> used;
 };
 
-/// Finds a key, also without the prefix that checkpoints of the bare model leave out.
+/// Finds a key, with or without the prefix that checkpoints of the bare model omit.
 const StoredTensors::value_type* find_stored(const StoredTensors& tensors, const std::string& model_type,
                                              const std::string& key) {
   auto found = tensors.find(key);
@@ -70,7 +70,7 @@ const StoredTensors::value_type* find_stored(const StoredTensors& tensors, const
   return found == tensors.end() ? nullptr : &*found;
 }
 
-/// `sizes` are those that the stored tensor must have.
+/// Adds a request; `sizes` are those that the stored tensor must have.
 void add_request(Requests& requests, const StoredTensors::value_type& stored, const dcp::Sizes& sizes,
                  Request request) {
   const auto dtype = request.target.scalar_type();
@@ -90,7 +90,7 @@ void add_request(Requests& requests, const StoredTensors::value_type& stored, co
   }
 }
 
-/// A parameter that is all of a stored tensor, or one of its parts.
+/// Adds a parameter that is a whole stored tensor, or one of its parts.
 void add_whole(Requests& requests, const StoredTensors::value_type& stored, const WeightSource& source,
                const dcp::LocalPart& part) {
   dcp::Sizes sizes = part.sizes;
@@ -108,7 +108,7 @@ void add_whole(Requests& requests, const StoredTensors::value_type& stored, cons
   add_request(requests, stored, sizes, std::move(request));
 }
 
-/// A parameter's expert; nothing is read of those that this rank does not have.
+/// Adds a parameter's expert, unless this rank does not have it.
 void add_expert(Requests& requests, const StoredTensors::value_type& stored, const WeightSource& source,
                 const dcp::LocalPart& part, int64_t expert) {
   const auto& [offsets, sizes] = part.slice;
@@ -140,7 +140,7 @@ void add_parameter(Requests& requests, const StoredTensors& tensors, const std::
   }
 }
 
-/// Throws CheckpointError that lists all tensors of the folder that do not fit the model.
+/// Throws CheckpointError that lists all tensors of the folder that do not match the model.
 std::vector<Request> make_requests(const Decoder& model, const std::string& folder, const StoredTensors& tensors) {
   const auto& type = model->config.model_type;
   Requests requests;
@@ -161,7 +161,7 @@ std::vector<Request> make_requests(const Decoder& model, const std::string& fold
     }
   }
   std::ranges::sort(requests.missing);
-  // A fused tensor is missed by each of its parts.
+  // Each part of a missing fused tensor reports it.
   requests.missing.erase(std::unique(requests.missing.begin(), requests.missing.end()), requests.missing.end());
   TESSERA_CHECK(CheckpointError, requests.missing.empty() && unexpected.empty() && requests.misfits.empty(),
                 "{}: the weights are not those of the {} that config.json describes; missing: ({}); unexpected: ({}); "
@@ -184,7 +184,7 @@ void finish(Request& request, const std::string& folder) {
   request.staged = at::Tensor();
 }
 
-/// Reads into the parameters where it can. Comparisons are last, as their requests are.
+/// Reads directly into the parameters if possible. Comparisons are last, in the order of requests.
 void read_weights(std::vector<Request>& requests, const std::string& folder) {
   for (size_t first = 0, end = 0; first < requests.size(); first = end) {
     dcp::TensorReader reader;
@@ -246,11 +246,11 @@ void add_adapters(Decoder& model, const FromPretrainedOptions& options) {
   }
 }
 
-/// Returns one stored tensor, made of the parameters that are its parts.
+/// Returns one stored tensor, joined from the parameters that are its parts.
 at::Tensor joined(std::vector<at::Tensor> parts, bool is_transposed) {
   if (parts.size() > 1) {
     for (auto& part : parts) {
-      if (is_dtensor(part)) {  // so that the parts are put together without gathering a matrix
+      if (is_dtensor(part)) {  // so that joining does not gather a matrix
         const Placement placement = part.dim() == 2 ? Placement(Shard(1)) : Placement(Replicate());
         part = redistribute(part, Placements(placements(part).size(), placement));
       }
@@ -262,7 +262,7 @@ at::Tensor joined(std::vector<at::Tensor> parts, bool is_transposed) {
 
 /// Adds the tensors of a parameter's experts, [experts, ...].
 void add_experts(dcp::StateDict& state, const WeightSource& source, at::Tensor experts) {
-  if (is_dtensor(experts)) {  // so that an expert is a part of what each rank has
+  if (is_dtensor(experts)) {  // so that each rank has a part of every expert
     auto placed = placements(experts);
     for (auto& placement : placed) {
       placement = placement.is_shard(0) ? Placement(Shard(1)) : placement;
@@ -274,7 +274,7 @@ void add_experts(dcp::StateDict& state, const WeightSource& source, at::Tensor e
   }
 }
 
-/// Returns tensors as the family's checkpoints have them. Collective.
+/// Returns tensors in the form of the family's checkpoints. Collective.
 dcp::StateDict stored_tensors(const Decoder& model) {
   const c10::NoGradGuard no_grad;
   struct Parts {

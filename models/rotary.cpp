@@ -19,13 +19,13 @@ using Type = RotaryConfig::Type;
 
 constexpr double kTurn = 2 * std::numbers::pi;
 
-/// theta^(2i / dim), in float32.
+/// Returns theta^(2i / dim), in float32.
 at::Tensor powers(double theta, int64_t dim, at::Device device) {
   const auto exponents = at::arange(0, dim, 2, at::TensorOptions(device).dtype(at::kLong)).to(at::kFloat);
   return at::pow(at::Scalar(theta), exponents / static_cast<double>(dim));
 }
 
-/// The base grows with the length, beyond the length that the model was made for.
+/// Returns the base, which grows with the length beyond the model's original one.
 double dynamic_theta(const RotaryConfig& rotary, const DecoderConfig& config, int64_t length) {
   const auto most = static_cast<double>(config.max_position_embeddings);
   const double scale = rotary.factor * std::max(static_cast<double>(length), most) / most - (rotary.factor - 1);
@@ -44,7 +44,7 @@ at::Tensor llama3_frequencies(const RotaryConfig& rotary, const at::Tensor& freq
   return at::where((waves < shortest).logical_or(waves > longest), scaled, blended);
 }
 
-/// The index of the frequency that turns this often over the original length.
+/// Returns the index of the frequency with this number of turns over the original length.
 double yarn_index(const RotaryConfig& rotary, double turns, double dim) {
   const auto length = static_cast<double>(rotary.original_max_position_embeddings);
   return dim * std::log(length / (turns * kTurn)) / (2 * std::log(rotary.theta));

@@ -10,8 +10,8 @@ const Names<RotaryConfig::Type> kRotaryTypes = {{"default", RotaryConfig::Type::
                                                 {"llama3", RotaryConfig::Type::Llama3},
                                                 {"yarn", RotaryConfig::Type::Yarn}};
 
-/// Reads the factor, which stands in the object or, as older files have it, beside it. `given`: that of the family, or
-/// the one beside.
+/// Reads the factor, which is in the object or, in older files, next to it. `given` is the family's default, or the
+/// value next to the object.
 double read_partial_factor(KeyReader& reader, std::optional<double> given) {
   if (!given) {
     if (const Json* part = reader.find("partial_rotary_factor"); part && *part != Json(1)) {
@@ -26,7 +26,7 @@ double read_partial_factor(KeyReader& reader, std::optional<double> given) {
   return factor;
 }
 
-/// Reads rope_parameters, or rope_scaling, with the defaults that stand beside it.
+/// Reads rope_parameters, or rope_scaling, with the defaults next to it.
 RotaryConfig read_rotary(const Json* object, const KeyReader& whole, std::string_view key, double theta,
                          int64_t max_positions, std::optional<double> partial_factor) {
   RotaryConfig rotary{
@@ -40,7 +40,7 @@ RotaryConfig read_rotary(const Json* object, const KeyReader& whole, std::string
   KeyReader reader(*object, fmt::format("{}{}.", whole.place(), key));
   rotary.theta = reader.find_number("rope_theta").value_or(theta);
   const bool has_type = reader.find("rope_type") != nullptr;
-  reader.find("type");  // its old name
+  reader.find("type");  // the old name
   rotary.type = reader.named(has_type ? "rope_type" : "type", kRotaryTypes, std::optional(RotaryConfig::Type::Default));
   rotary.partial_rotary_factor = read_partial_factor(reader, partial_factor);
   const bool is_yarn = rotary.type == RotaryConfig::Type::Yarn, is_llama3 = rotary.type == RotaryConfig::Type::Llama3;
@@ -48,7 +48,7 @@ RotaryConfig read_rotary(const Json* object, const KeyReader& whole, std::string
     rotary.original_max_position_embeddings =
         reader.find_integer("original_max_position_embeddings").value_or(max_positions);
   }
-  if (is_yarn && reader.has("factor") && !reader.find("factor")) {  // null: what the lengths say
+  if (is_yarn && reader.has("factor") && !reader.find("factor")) {  // null: determined by the lengths
     rotary.factor = static_cast<double>(max_positions) / static_cast<double>(rotary.original_max_position_embeddings);
   } else if (rotary.type != RotaryConfig::Type::Default) {
     rotary.factor = reader.number("factor");

@@ -12,8 +12,8 @@ namespace tessera::models {
 
 namespace {
 
-/// Module of ours, module of theirs; * is a layer's number. Weight and bias have the same name in both. Of experts, a
-/// parameter of ours and tensors of theirs, where # is the expert's number.
+/// Module name here, and in the checkpoint; * is a layer's number. Weight and bias have the same name in both. For
+/// experts, it is a parameter here and tensors there, where # is the expert's number.
 struct Rule {
   std::string_view ours;
   std::string_view theirs;
@@ -23,7 +23,7 @@ struct Rule {
 };
 using Table = std::vector<Rule>;
 
-// Conv1D has [in, out] matrices, and query, key and value in one.
+// Conv1D has [in, out] matrices, and query, key and value in one matrix.
 const Table kGpt2 = {
     {"embed_tokens", "transformer.wte"},
     {"embed_positions", "transformer.wpe"},
@@ -39,7 +39,7 @@ const Table kGpt2 = {
     {"lm_head", "lm_head"},
 };
 
-// Of all families with rotary positions.
+// For all families with rotary positions.
 const Table kRotary = {
     {"embed_tokens", "model.embed_tokens"},
     {"layers.*.attention_norm", "model.layers.*.input_layernorm"},
@@ -56,7 +56,7 @@ const Table kRotary = {
     {"lm_head", "lm_head"},
 };
 
-// The families differ in the names of norms, and of experts.
+// Families differ in the names of norms and of experts.
 const Table kTwoNorms = {{"layers.*.mlp_norm", "model.layers.*.post_attention_layernorm"}};
 const Table kSandwichNorms = {
     {"layers.*.attention_out_norm", "model.layers.*.post_attention_layernorm"},
@@ -76,7 +76,7 @@ const Table kExperts = {
     {"layers.*.mlp.experts.down_proj", "model.layers.*.mlp.experts.#.down_proj.weight"},
 };
 
-/// Returns the tables of a family, of which each parameter is in one.
+/// Returns the tables of a family. Each parameter is in exactly one.
 std::vector<const Table*> tables_of(const std::string& model_type) {
   const Family* const family = find_family(model_type);
   TESSERA_ASSERT(family != nullptr, "no family {}", model_type);
@@ -87,7 +87,7 @@ std::vector<const Table*> tables_of(const std::string& model_type) {
           family->mixture == Mixture::Always ? &kMixtralExperts : &kExperts};
 }
 
-/// Puts the layer's number of `path`, which matches rule.ours, in place of the * of rule.theirs.
+/// Replaces the * of rule.theirs by the layer's number in `path`, which matches rule.ours.
 std::string with_number(const Rule& rule, std::string_view path) {
   const size_t star = rule.ours.find('*'), their_star = rule.theirs.find('*');
   if (star == std::string_view::npos) {

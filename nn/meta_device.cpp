@@ -10,8 +10,8 @@ namespace tessera {
 
 namespace {
 
-// A key that libtorch leaves to programs outside of it, for just this. It lies above autograd, and so above the choice
-// of a backend. (The other one that is free, Fake, is that of activation_checkpoint.)
+// A dispatch key that libtorch reserves for external programs with this purpose. It is above autograd, and therefore
+// above the choice of a backend. (activation_checkpoint uses the other free key, Fake.)
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
 bool has_tensors(const c10::FunctionSchema& schema) {
@@ -20,7 +20,7 @@ bool has_tensors(const c10::FunctionSchema& schema) {
   });
 }
 
-/// Makes a factory that names no device make its tensor on meta.
+/// Makes a factory that is given no device create its tensor on meta.
 void on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   if (schema.name() == "aten::_has_compatible_shallow_copy_type") {

@@ -42,7 +42,7 @@ Reset find_any(torch::nn::Module& module) {
   return reset;
 }
 
-/// Of a table: as its own, which writes to a view of the padding row. That may lie on another rank.
+/// Resets a table like its own function, which writes to a view of the padding row; that may be on another rank.
 template <class Impl>
 bool find_table(torch::nn::Module& module, bool has_padding_row, Reset& reset) {
   auto* const impl = dynamic_cast<Impl*>(&module);
@@ -59,12 +59,12 @@ bool find_table(torch::nn::Module& module, bool has_padding_row, Reset& reset) {
   return impl != nullptr;
 }
 
-/// Empty if the type has none.
+/// Returns an empty function if the type has none.
 Reset select_reset(torch::nn::Module& module) {
   using namespace torch::nn;  // NOLINT: a list of its types
   Reset table;
   if (find_table<EmbeddingImpl>(module, /*has_padding_row=*/true, table) ||
-      find_table<EmbeddingBagImpl>(module, /*has_padding_row=*/false, table)) {  // libtorch draws over it
+      find_table<EmbeddingBagImpl>(module, /*has_padding_row=*/false, table)) {  // libtorch overwrites the row
     return table;
   }
   return find_any<ResettableParameters, LinearImpl, BilinearImpl, LayerNormImpl, GroupNormImpl,
@@ -87,7 +87,7 @@ struct Resets {
   std::set<const torch::nn::Module*> seen = {};
 };
 
-/// Children first. A module that is there under two names was built once.
+/// Collects children first. A module registered under two names was built once.
 void collect(torch::nn::Module& module, const std::string& path, Resets& resets) {
   if (!resets.seen.insert(&module).second) {
     return;

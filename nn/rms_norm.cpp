@@ -15,7 +15,7 @@ namespace tessera::nn {
 
 namespace {
 
-/// Of what the norm is computed in, as ATen has it.
+/// Returns the epsilon of the dtype in which the norm is computed, like ATen.
 double machine_epsilon(at::ScalarType dtype) {
   return dtype == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }

@@ -10,7 +10,7 @@ namespace tessera::nn {
 
 namespace {
 
-/// Layers with hook points in place of stock ones, whose parameters they share. The list may be that of another module,
+/// Replaces stock layers by layers with hook points that share their parameters. The list may belong to another module,
 /// which keeps it.
 template <class StockImpl>
 torch::nn::ModuleList hooked_layers(const torch::nn::ModuleList& stock) {
@@ -32,13 +32,13 @@ typename Layer::Impl& cast_layer(const std::shared_ptr<torch::nn::Module>& modul
   return *layer;
 }
 
-/// A copy with the type of one's own of what a stock clone made.
+/// Returns a copy, with this type, of the result of a stock clone.
 template <class Impl, class StockImpl>
 std::shared_ptr<torch::nn::Module> as_own(const std::shared_ptr<torch::nn::Module>& stock) {
   return std::make_shared<Impl>(dynamic_cast<const StockImpl&>(*stock));
 }
 
-/// Whether it holds exactly that, and no type that is derived from it.
+/// Returns whether it holds exactly this type, rather than a derived one.
 template <class StockImpl>
 bool holds(const torch::nn::AnyModule& any) {
   return !any.is_empty() && any.type_info() == typeid(StockImpl);

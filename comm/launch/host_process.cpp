@@ -18,7 +18,7 @@ namespace tessera {
 
 namespace {
 
-/// From /proc/<pid>/stat.
+/// Contents of /proc/<pid>/stat.
 struct ProcessStatus {
   enum class Source { Read, NoProcess, Unreadable };
   Source source = Source::Read;
@@ -26,13 +26,14 @@ struct ProcessStatus {
   uint64_t start_time = 0;
 };
 
-/// After a call that failed. For want of a file descriptor, say, a process that runs cannot be read either.
+/// Returns the status after a failed read, which also happens for a running process, for example without a free
+/// descriptor.
 ProcessStatus unread() {
   using Source = ProcessStatus::Source;
   return {.source = errno == ENOENT || errno == ESRCH ? Source::NoProcess : Source::Unreadable};
 }
 
-// A program's name in parentheses may hold blanks.
+// A program's name is in parentheses and may contain spaces.
 ProcessStatus parse_status(const std::string& line) {
   constexpr int kFieldsBetween = 18;  // between the state and the start time, fields 3 and 22
   const size_t name_end = line.rfind(')');

@@ -21,7 +21,7 @@ namespace {
 using Bytes = std::span<const uint8_t>;
 using Tag = std::array<uint8_t, 32>;
 
-/// 16 bytes, the last one a zero: no text of a rank without a secret begins like it.
+/// 16 bytes, the last one zero. No text of a rank without a secret begins with it.
 constexpr std::array<char, 16> kMark = {"tessera tagged\n"};
 constexpr size_t kLengthBytes = 8;
 constexpr size_t kRecordHeadBytes = kMark.size() + sizeof(Tag) + kLengthBytes;
@@ -34,7 +34,7 @@ void append_to(StoreValue& target, Bytes bytes) {
   target.insert(target.end(), bytes.begin(), bytes.end());
 }
 
-/// Low byte first.
+/// Appends the length in little-endian order.
 void append_length(StoreValue& target, uint64_t length) {
   for (size_t i = 0; i < kLengthBytes; ++i) {
     target.push_back(static_cast<uint8_t>(length >> (8 * i)));
@@ -58,7 +58,7 @@ Tag compute_hmac(Bytes key, Bytes text) {
   return tag;
 }
 
-/// With the key's length first: no two pairs of key and value are the same text.
+/// Computes a tag. The key's length comes first, so that different pairs of key and value give different inputs.
 Tag make_tag(Bytes secret, const std::string& key, Bytes value) {
   StoreValue text;
   append_length(text, key.size());
@@ -76,7 +76,7 @@ bool has_mark(Bytes stored) {
   return stored.size() >= kRecordHeadBytes && std::memcmp(stored.data(), kMark.data(), kMark.size()) == 0;
 }
 
-/// None where something else is among them, or nothing is there.
+/// Returns no records if there is other data among them, or no data.
 std::vector<Record> parse_records(Bytes stored) {
   std::vector<Record> records;
   while (has_mark(stored)) {
@@ -113,7 +113,7 @@ std::optional<std::string> parse_job_secret(const EnvironmentLookup& lookup) {
 }
 
 std::string new_job_secret() {
-  std::array<uint8_t, 32> bytes;  // as many as the system gives at once, or none
+  std::array<uint8_t, 32> bytes;  // filled by one system call, or not at all
   const ssize_t got = getrandom(bytes.data(), bytes.size(), 0);
   TESSERA_CHECK(Error, got == static_cast<ssize_t>(bytes.size()),
                 "the system gave no random bytes for the job's secret: {}; set {}", std::strerror(errno),

@@ -26,7 +26,7 @@ struct Connection {
   std::vector<int> sockets;
 };
 
-/// 0: to none that can be told.
+/// Returns the peer's port; 0 if unknown.
 int peer_port(int socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
@@ -36,7 +36,8 @@ int peer_port(int socket) {
   return address_port(address);
 }
 
-/// TCPStore does not tell its socket: the new ones to its port, among which may be those of other stores of the job.
+/// Connects. TCPStore does not expose its socket, so this finds new sockets to its port, possibly with those of the
+/// job's other stores.
 Connection connect_now(const std::string& address, const c10d::TCPStoreOptions& options) {
   const auto before = open_files();
   Connection connection{.store = c10::make_intrusive<c10d::TCPStore>(address, options), .sockets = {}};
@@ -48,9 +49,9 @@ Connection connect_now(const std::string& address, const c10d::TCPStoreOptions& 
   return connection;
 }
 
-/// TCPStore's constructor waits without end for the first answer of a server that says nothing, so it has a thread.
+/// Connects on a thread, because TCPStore's constructor waits forever for the first answer of a silent server.
 Connection connect(const std::string& address, const c10d::TCPStoreOptions& options) {
-  constexpr milliseconds kGrace(300);  // in which it says itself why it could not connect
+  constexpr milliseconds kGrace(300);  // time for TCPStore itself to report why it could not connect
   std::promise<Connection> promise;
   auto result = promise.get_future();
   std::thread([address, options, promise = std::move(promise)]() mutable {
@@ -65,11 +66,11 @@ Connection connect(const std::string& address, const c10d::TCPStoreOptions& opti
   return result.get();
 }
 
-/// How long the system waits for an answer: after that the call has an error.
+/// Limits how long the system waits for an answer before the call fails.
 void limit_calls(const std::vector<int>& sockets, int port, milliseconds timeout) {
   const timeval time = {.tv_sec = timeout.count() / 1000, .tv_usec = timeout.count() % 1000 * 1000};
   for (const int socket : sockets) {
-    if (peer_port(socket) == port) {  // else it is closed, and the number another file's
+    if (peer_port(socket) == port) {  // otherwise it is closed, and another file has the number
       setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
       setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
     }
@@ -92,7 +93,7 @@ JobStore::JobStore(const std::string& address, const c10d::TCPStoreOptions& opti
   limit_silence(sockets_);
 }
 
-/// libtorch's errors of a connection that has ended do not say whose it was.
+/// Adds the server to libtorch's errors about an ended connection, which do not name it.
 template <class Call>
 auto JobStore::guarded(Call call) {
   const auto server = [&] {
@@ -103,7 +104,7 @@ auto JobStore::guarded(Call call) {
     return call();
   } catch (const c10::DistNetworkError& failure) {
     if (is_time_out(failure)) {
-      is_silent_ = true;  // an answer that comes yet would be taken for the next call's
+      is_silent_ = true;  // a late answer would be taken for the next call's
       throw CommError(fmt::format("{} did not answer within {} ms", server(), getTimeout().count()));
     }
     throw StoreEnded(fmt::format("{} has ended or given up", server()));
@@ -237,7 +238,7 @@ struct FaultFinder {
 };
 
 FaultFinder& fault_finder() {
-  static auto* const finder = new FaultFinder;  // threads may outlive the statics
+  static auto* const finder = new FaultFinder;  // never destroyed, because threads may outlive statics
   return *finder;
 }
 

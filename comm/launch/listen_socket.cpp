@@ -51,7 +51,7 @@ bool is_loopback(const addrinfo& entry) {
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(entry.ai_addr)->sin6_addr);
 }
 
-/// Where to listen, in the order of preference; none: everywhere.
+/// Returns addresses to listen on, in order of preference; none: all interfaces.
 std::vector<const addrinfo*> places_to_listen(const std::string& address, const addrinfo* found) {
   std::vector<const addrinfo*> places;
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
@@ -65,7 +65,7 @@ std::vector<const addrinfo*> places_to_listen(const std::string& address, const 
   return places;
 }
 
-/// -1, with errno, on failure.
+/// Returns -1, with errno, on failure.
 int try_listen(const addrinfo& place) {
   const int file = above_standard(socket(place.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
@@ -82,7 +82,7 @@ int try_listen(const addrinfo& place) {
   return -1;
 }
 
-/// 0: none that can be told.
+/// Returns the port; 0 if unknown.
 int bound_port(int socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;

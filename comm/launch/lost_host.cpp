@@ -10,7 +10,7 @@ namespace tessera {
 
 namespace {
 
-/// Of an internet address, without the port.
+/// Compares internet addresses, ignoring the port.
 bool is_same_host(const sockaddr_storage& a, const sockaddr_storage& b) {
   if (a.ss_family != b.ss_family) {
     return false;
@@ -41,8 +41,8 @@ void limit_silence(const std::vector<int>& sockets) {
   for (const int socket : sockets) {
     if (is_to_another_host(socket)) {
       set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-      set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);   // seconds without data before the system asks
-      set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);  // and between questions
+      set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);   // seconds without data before the first probe
+      set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);  // and between probes
       set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(kLongestSilence.count()));
     }
   }

@@ -39,8 +39,8 @@ std::optional<int64_t> integer(const EnvironmentLookup& lookup, const char* vari
   return value;
 }
 
-/// srun sets PMI's variables too, where it serves PMI-2. Those of an mpiexec inside of a step count other ranks, or are
-/// one a task.
+/// Returns whether srun, serving PMI-2, has set PMI's variables too. Those of an mpiexec inside a step count other
+/// ranks, or one per task.
 bool is_srun_with_pmi(const EnvironmentLookup& lookup) {
   const auto rank = lookup(kPmi.rank), world_size = lookup(kPmi.world_size);
   return rank && world_size && rank == lookup(kSlurm.rank) && world_size == lookup(kSlurm.world_size);
@@ -76,7 +76,7 @@ void read_ranks(const EnvironmentLookup& lookup, const Launcher& launcher, RankE
   result.local_rank = static_cast<int>(local_rank.value_or(*world_size == 1 ? 0 : -1));
 }
 
-/// MASTER_ADDR and MASTER_PORT, either of which may be absent: "" and 0.
+/// Reads MASTER_ADDR and MASTER_PORT. If absent, they are "" and 0.
 void read_master(const EnvironmentLookup& lookup, RankEnvironment& result) {
   result.master_addr = lookup("MASTER_ADDR").value_or("");
   const std::optional<int64_t> port = integer(lookup, "MASTER_PORT");

@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-/// Of a call: the launcher is on this host, and always answers.
+/// Timeout of a call; the launcher is on this host, and always answers.
 constexpr std::chrono::minutes kCallTimeout(5);
 
 std::string over_key(int start) {
@@ -74,7 +74,7 @@ void RegroupStore::leave(const Seat& seat, const std::string& why) {
 
 Seat RegroupStore::await_next(const Seat& left) {
   const std::string key = next_key(left.start, left.rank);
-  wait_for_keys(*store_, {key}, c10d::Store::kNoTimeout, [] {});  // it ends with the launcher
+  wait_for_keys(*store_, {key}, c10d::Store::kNoTimeout, [] {});  // ends with the launcher
   return parse_seat(store_->get_to_str(key));
 }
 

@@ -22,19 +22,19 @@ constexpr const char* kJob = "job";
 constexpr const char* kAllConnected = "all_connected";
 constexpr const char* kGaveUp = "gave_up";
 constexpr const char* kOtherSecret = "other_secret";
-/// In front of an identity: a store does not tell an empty value from none.
+/// Precedes an identity, because a store does not distinguish an empty value from an absent one.
 constexpr const char* kJobPrefix = "job ";
 
 std::string describe_job(const std::string& job) {
-  return job.empty() ? "a job without an identity" : fmt::format("job {:?}", job);  // a stranger's may hold anything
+  return job.empty() ? "a job without an identity" : fmt::format("job {:?}", job);  // another job's text is untrusted
 }
 
-/// What the key "job" says.
+/// Describes the entry of the key "job".
 std::string describe_entry(const std::string& entry) {
   return entry.starts_with(kJobPrefix) ? describe_job(entry.substr(std::string(kJobPrefix).size())) : "no job of ranks";
 }
 
-/// Tells this process from all others, and says which it is.
+/// Returns a text that identifies this process uniquely.
 const std::string& process_mark() {
   static const std::string mark = [] {
     std::random_device random;
@@ -51,12 +51,12 @@ std::string seat_key(const StoreOptions& options, int rank) {
   return seat_key(options.world_size, rank);
 }
 
-/// Set while the rank waits for the others.
+/// Returns a key that is set while the rank waits for the others.
 std::string taken_key(const StoreOptions& options, int rank) {
   return seat_key(options, rank) + "/taken";
 }
 
-/// Returns what `call` does; a value that is not to be trusted is a RendezvousError.
+/// Returns the result of `call`, and turns an untrusted value into a RendezvousError.
 template <class Call>
 auto trusting(const StoreOptions& options, Call call) {
   try {
@@ -68,8 +68,9 @@ auto trusting(const StoreOptions& options, Call call) {
   }
 }
 
-/// Rank 0, whose store it is, says whose job meets here. Where a launcher serves the store, the first rank 0 does. The
-/// name of another job is told whatever its secret; a rank of this one that has another secret says so to rank 0.
+/// Publishes or checks the job. Rank 0, which serves the store, publishes it; if a launcher serves the store, the first
+/// rank 0 does. Another job's name is reported whatever its secret. A rank of this job with another secret notifies
+/// rank 0.
 void check_job(c10d::Store& store, const StoreOptions& options) {
   const std::string own = kJobPrefix + options.job;
   const auto check = [&](const std::string& here) {
@@ -89,7 +90,7 @@ void check_job(c10d::Store& store, const StoreOptions& options) {
   }
 }
 
-/// Of the last rank that has found a secret that is not its own. Its number is not to be trusted.
+/// Returns the last rank that found a different secret. Its number is not trusted.
 std::string who_has_other_secret(c10d::Store& store) {
   constexpr size_t kMostDigits = 9;
   std::string number;
@@ -103,8 +104,8 @@ std::string who_has_other_secret(c10d::Store& store) {
   return is_number ? "rank " + number : "a process";
 }
 
-/// Each rank's seat goes to one process, which may take it again: a rank that was started twice, or one of another job
-/// where jobs have no identity, does not mix with those that have met.
+/// Assigns each rank's seat to one process, which may take it again. A rank that was started twice, or one of another
+/// job without an identity, does not mix with those that have met.
 void take_seat(c10d::Store& store, const StoreOptions& options) {
   const std::string holder = store.compareSet(seat_key(options, options.rank), std::string(), process_mark());
   TESSERA_CHECK(RendezvousError, holder == process_mark(),
@@ -114,12 +115,12 @@ void take_seat(c10d::Store& store, const StoreOptions& options) {
   store.set(taken_key(options, options.rank), std::string());
 }
 
-/// Looks whether ranks that have come, and are on this host, still run.
+/// Checks whether ranks of this host that have arrived still run.
 class Attendance {
  public:
   Attendance(c10d::Store& store, const StoreOptions& options) : store_(store), options_(options) {}
 
-  /// Throws RendezvousError.
+  /// Throws RendezvousError if one has died.
   void look() {
     TESSERA_CHECK(
         RendezvousError, !store_.check({kOtherSecret}),
@@ -143,7 +144,7 @@ class Attendance {
   c10d::Store& store_;
   const StoreOptions& options_;
   const HostProcess own_ = this_process();
-  std::map<int, HostProcess> seats_;  // of those that have come
+  std::map<int, HostProcess> seats_;  // of ranks that have arrived
 };
 
 void gather_others(c10d::Store& store, const StoreOptions& options) {
@@ -158,11 +159,11 @@ void gather_others(c10d::Store& store, const StoreOptions& options) {
   try {
     trusting(options, [&] {
       wait_for_keys(store, keys, options.timeout, [&] { attendance.look(); });
-      store.multiGet(seats);  // a stranger can make a key, but not what a rank says there
+      store.multiGet(seats);  // verifies values; the existence of keys is not authenticated
     });
   } catch (const RendezvousError& failure) {
     store.set(kGaveUp, std::string(failure.what()));
-    std::this_thread::sleep_for(milliseconds(500));  // then the server goes, and with it what the others could read
+    std::this_thread::sleep_for(milliseconds(500));  // time for the others to read it, before the server ends
     store.deleteKey(kGaveUp);
     store.deleteKey(kOtherSecret);
     throw;
@@ -170,9 +171,9 @@ void gather_others(c10d::Store& store, const StoreOptions& options) {
   store.set(kAllConnected, std::to_string(options.world_size));
 }
 
-/// What rank 0 says when all ranks have taken their seats. A rank that gives up on it leaves its own, since a store
-/// that outlives rank 0 would count it among those that have met, and rank 0's next attempt would be the second, this
-/// rank's the first.
+/// Returns rank 0's message after all ranks have taken their seats. A rank that times out gives up its seat. Otherwise
+/// a store that outlives rank 0 would count it among those that have met, and rank 0's next attempt would be the
+/// second, but this rank's the first.
 std::string wait_for_all(c10d::Store& store, const StoreOptions& options) {
   const auto look = [&] {
     if (store.check({kGaveUp})) {
@@ -187,7 +188,7 @@ std::string wait_for_all(c10d::Store& store, const StoreOptions& options) {
       throw;
     }
   }
-  return store.get_to_str(kAllConnected);  // if the wait timed out, rank 0 saw this one just before
+  return store.get_to_str(kAllConnected);  // if the wait timed out, rank 0 saw this rank just before
 }
 
 void meet_trusting(c10d::Store& store, const StoreOptions& options) {

@@ -28,7 +28,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Which launcher serves the store; "": none does.
+/// Returns the launcher that serves the store, or "".
 std::string serving_launcher(const StoreOptions& options) {
   if (variable("MASTER_ADDR") != options.address || variable("MASTER_PORT") != std::to_string(options.port)) {
     return "";
@@ -46,7 +46,7 @@ std::string describe_absent(const std::vector<int>& absent) {
                      absent.size() > kNamed ? fmt::format(" and {} more", absent.size() - kNamed) : "");
 }
 
-/// The socket of rank 0 that serves; none: libtorch listens on all interfaces.
+/// Returns rank 0's serving socket; none: libtorch listens on all interfaces.
 std::optional<int> find_listen_socket(const StoreOptions& options) {
   if (const auto launchers = take_listen_socket(options.port)) {
     return launchers;
@@ -77,7 +77,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
   if (launcher.empty()) {
     return store;
   }
-  // Its store is that of all attempts of a job, and a dead one's keys stay there.
+  // Its store serves all attempts of a job, and keys of a failed one remain.
   const std::string prefix =
       fmt::format("tessera/attempt_{}/{}", variable("TORCHELASTIC_RESTART_COUNT"), options.world_size);
   return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
@@ -109,7 +109,7 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
 }
 
 struct RankStore {
-  std::mutex mutex;  // its own: ranks that are threads of one process wait for each other here
+  std::mutex mutex;  // a separate one, because ranks that are threads of one process wait for each other here
   c10::intrusive_ptr<c10d::Store> store;
 };
 
@@ -119,11 +119,11 @@ struct Connections {
 };
 
 Connections& connections() {
-  static auto* const all = new Connections;  // outlives every group
+  static auto* const all = new Connections;  // never destroyed, because it must outlive every group
   return *all;
 }
 
-/// Rank 0, in whose process the store may be, returns after the others: it may be about to fail and end.
+/// Makes rank 0, whose process may serve the store, return last, because it may be about to end.
 void leave_in_order(c10d::Store& store, const std::string& name, int rank, int world_size, SeatWatch& watch) {
   const std::string count = name + "/left", all = name + "/all_left";
   if (rank == 0 && world_size > 1) {

@@ -23,7 +23,7 @@ double seconds_since(int64_t ns) {
   return std::max(0.0, static_cast<double>(now - ns) * 1e-9);
 }
 
-/// "Float[64] to Float[128]", "Float[64]", or ""
+/// Returns "Float[64] to Float[128]", "Float[64]", or "".
 std::string describe_sizes(const FlightEntry& call) {
   std::string text;
   for (const int64_t numel : {call.input_numel, call.output_numel}) {
@@ -46,7 +46,7 @@ std::string describe_call(const FlightEntry& call, const FlightFile& file) {
   return call.label[0] != '\0' ? text + fmt::format(" for '{}'", call.label.data()) : text;
 }
 
-/// The call that ended last; null if none did.
+/// Returns the call that ended last, or null.
 const FlightEntry* find_last_ended(const FlightFile& file) {
   const FlightEntry* last = nullptr;
   for (const auto& call : file.entries) {
@@ -55,7 +55,7 @@ const FlightEntry* find_last_ended(const FlightFile& file) {
   return last;
 }
 
-/// The call that a rank waits in, or that it gave up last; null if it left its last one as it should.
+/// Returns the call in which a rank waits, or that it gave up last; null if its last call succeeded.
 const FlightEntry* find_stuck(const FlightFile& file) {
   for (const auto& call : file.entries) {
     if (call.state == FlightState::Waiting) {
@@ -66,12 +66,12 @@ const FlightEntry* find_stuck(const FlightFile& file) {
   return last && last->state == FlightState::Failed ? last : nullptr;
 }
 
-/// Of a process of this host: ", its process is stopped", for example; "" if it runs.
+/// Describes a process of this host, such as ", its process is stopped"; "" if it runs.
 std::string describe_process(int64_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
   std::getline(file, text);
-  const auto end = text.rfind(')');  // of the program's name
+  const auto end = text.rfind(')');  // end of the program's name
   const char state = end != std::string::npos && end + 2 < text.size() ? text[end + 2] : 'X';
   return state == 'T'                   ? ", and its process is stopped"
          : state == 'X' || state == 'Z' ? ", and its process has ended"
@@ -100,7 +100,7 @@ std::string describe_rank(int rank, const std::optional<FlightFile>& file) {
 
 std::string report_flights(const std::string& folder, int ranks) {
   std::string lines;
-  std::vector<int> others;  // that wait for nothing
+  std::vector<int> others;  // ranks that wait for nothing
   for (int rank = 0; rank < ranks; ++rank) {
     const auto file = FlightRecord::read(flight_path(folder, rank));
     lines += fmt::format("  {}\n", describe_rank(rank, file));
@@ -122,7 +122,7 @@ FlightFolder::FlightFolder(std::string given) : path_(std::move(given)) {
     path_ = is_own_ ? path_ : "";
   }
   if (!path_.empty()) {
-    remove_records();  // of an earlier start, which may have had more ranks
+    remove_records();  // from an earlier start, which may have had more ranks
   }
 }
 

@@ -45,11 +45,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kGrace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
-constexpr const char* kAddress = "127.0.0.1";     // where ranks meet
+constexpr const char* kAddress = "127.0.0.1";     // address of the rendezvous
 constexpr int kForwarded[] = {SIGINT, SIGTERM};
 
-/// A listening socket on a free loopback port, which rank 0 inherits, so that no other program takes the port in
-/// between.
+/// Listening socket on a free loopback port, which rank 0 inherits, so that no other program takes the port in between.
 class ListenSocket {
  public:
   ListenSocket() : descriptor_(above_standard(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))) {
@@ -84,8 +83,8 @@ class ListenSocket {
   int port_ = 0;
 };
 
-/// Blocks the signals that the launcher takes with sigtimedwait, until its end. Where SIGCHLD is ignored, which a
-/// program inherits from its parent, the kernel keeps no exit status of ranks; so it is not ignored until then.
+/// Blocks the signals that the launcher receives with sigtimedwait. Also resets an ignored SIGCHLD, which a program may
+/// inherit from its parent, because the kernel would then not keep the exit status of ranks.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -106,7 +105,7 @@ class BlockedSignals {
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
 
-  /// The next of them, or 0 after `limit`.
+  /// Returns the next signal, or 0 after `limit`.
   int wait(std::chrono::milliseconds limit) const {
     const timespec time = {limit.count() / 1000, (limit.count() % 1000) * 1000000};
     return std::max(0, sigtimedwait(&set_, nullptr, &time));
@@ -138,7 +137,7 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-/// Leaves what the user set.
+/// Keeps variables that the user set.
 void keep_heap(std::map<std::string, std::string>& variables) {
   constexpr const char* kTuning[] = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_",
                                      "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"};
@@ -149,19 +148,19 @@ void keep_heap(std::map<std::string, std::string>& variables) {
   }
 }
 
-/// Of one launch, on any host.
+/// Returns an identity that is unique across launches and hosts.
 std::string new_job_identity() {
   std::random_device random;
   return fmt::format("local {}-{:08x}{:08x}", getpid(), random(), random());
 }
 
-/// What all ranks of one launch know of their job.
+/// Variables of a job that all ranks of one launch share.
 struct LaunchedJob {
   std::string identity = new_job_identity();
   std::string secret = new_job_secret();
 };
 
-/// The value that the user adds for ranks, or `otherwise`.
+/// Returns the value that the user adds for ranks, or `otherwise`.
 std::string added_variable(const LaunchOptions& options, const std::string& name, std::string otherwise) {
   for (const auto& [own_name, own] : options.environment) {
     otherwise = own_name == name ? own : otherwise;
@@ -169,12 +168,12 @@ std::string added_variable(const LaunchOptions& options, const std::string& name
   return otherwise;
 }
 
-/// What the ranks of a launch find in the variable, unless the launcher sets it; or "".
+/// Returns the value that ranks of a launch inherit unless the launcher sets the variable, or "".
 std::string given_variable(const LaunchOptions& options, const std::string& name) {
   return added_variable(options, name, process_variable(name).value_or(""));
 }
 
-/// The launcher's, where it keeps survivors.
+/// Opens the launcher's store, if it keeps survivors.
 std::optional<RegroupStore> open_regroup_store(const LaunchOptions& options, const ListenSocket& socket,
                                                const LaunchedJob& job) {
   if (!options.keep_survivors) {
@@ -188,7 +187,7 @@ std::optional<RegroupStore> open_regroup_store(const LaunchOptions& options, con
                        .secret = added_variable(options, kSecretVariable, secret)});
 }
 
-/// What ranks share that meet each other.
+/// Rendezvous of ranks.
 struct Meeting {
   explicit Meeting(const LaunchOptions& options)
       : flights(given_variable(options, kFlightVariable)), regroup(open_regroup_store(options, socket, job)) {}
@@ -198,7 +197,7 @@ struct Meeting {
   FlightFolder flights;
   std::optional<RegroupStore> regroup;
 
-  bool serves(int rank) const { return rank == 0 && !regroup; }  // the store, on the socket
+  bool serves(int rank) const { return rank == 0 && !regroup; }  // whether the rank serves the store on the socket
 };
 
 std::vector<std::string> rank_variables(const LaunchOptions& options, const Seat& seat, const Meeting& meeting,
@@ -240,13 +239,13 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, const Seat
   return result;
 }
 
-/// Returns whether starting again would not help.
+/// Returns whether a restart would not help.
 bool is_final(const StartEnd& end) {
   return end.exit_code == 0 || end.is_stopped || end.exit_code == kUserErrorExitCode ||
          end.exit_code == kCannotRunExitCode || end.exit_code == kNotFoundExitCode;
 }
 
-/// Decides with how many ranks a start that failed is followed by another.
+/// Decides how many ranks restart after a failed start.
 class RankCount {
  public:
   explicit RankCount(const LaunchOptions& options)
@@ -277,7 +276,7 @@ void check_options(const LaunchOptions& options) {
                 "launch_local: keep_survivors: goes with max_restarts, at least 1");
   TESSERA_CHECK(ValueError, options.output_files.empty() || std::ssize(options.output_files) == options.nproc,
                 "launch_local: {} output files for {} ranks", options.output_files.size(), options.nproc);
-  parse_job_secret(process_variable);  // an unfit one is refused here, and not by each rank
+  parse_job_secret(process_variable);  // an invalid one is rejected here instead of in each rank
 }
 
 std::string describe_last(const StartEnd& end, int restart, const LaunchOptions& options) {
@@ -292,7 +291,7 @@ std::string describe_last(const StartEnd& end, int restart, const LaunchOptions&
   return text;
 }
 
-/// One launch, over all of its starts.
+/// One launch, with all of its starts.
 class Launch {
  public:
   explicit Launch(const LaunchOptions& options)
@@ -349,7 +348,7 @@ class Launch {
     meeting_->socket.release();
   }
 
-  /// Returns when all ranks have ended or, after a failure, those that are kept have left their groups.
+  /// Waits until all ranks have ended or, after a failure, survivors have left their groups.
   StartEnd watch(int start) {
     StartEnd end;
     std::optional<Clock::time_point> kill_at;
@@ -365,7 +364,7 @@ class Launch {
         kill_at = kill_at.value_or(Clock::now() + options_.stop_grace);
         regroups = false;
       }
-      // Those that already wait for the others in the next start are its own failures.
+      // Ranks that already wait in the next start count as its failures.
       ranks_.reap(end, regroups ? start : start + 1, /*prefers_signals=*/!kill_at || regroups);
       if (meeting_->regroup) {
         ranks_.find_left(*meeting_->regroup, start, end);
@@ -385,18 +384,18 @@ class Launch {
     return end;
   }
 
-  /// Tells the ranks that a start has failed. Returns how long they have.
+  /// Notifies ranks that a start has failed. Returns the time that they have.
   std::chrono::milliseconds begin_end(int start, StartEnd& end, bool starts_again) {
     if (starts_again && options_.keep_survivors) {
       meeting_->regroup->end_start(start, end.failure);
       end.flights = meeting_->flights.report(end.failure, nproc_);
       return options_.regroup_timeout;
     }
-    // A rank that was killed, whose memory the system still takes back, may end after those that fail for it.
+    // The system may still be freeing the memory of a killed rank when others fail because of it.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     ranks_.reap(end, start, /*prefers_signals=*/true);
     end.flights = meeting_->flights.report(end.failure, nproc_);
-    // Ranks that start again have nothing to end in order: what counts is in their checkpoints.
+    // Ranks that will restart need no orderly end, because their state is in checkpoints.
     ranks_.send(starts_again && !is_final(end) ? SIGKILL : SIGTERM);
     return kGrace;
   }
@@ -410,11 +409,11 @@ class Launch {
 
   const LaunchOptions& options_;
   const BlockedSignals signals_ = {};
-  const MemoryFolder memory_;  // of all starts
+  const MemoryFolder memory_;  // for all starts
   std::optional<Meeting> meeting_;
   int nproc_;
   RankCount count_;
-  std::optional<int> ranks_after_;  // a failure, once it is decided
+  std::optional<int> ranks_after_;  // number of ranks after a failure, once decided
   RankProcesses ranks_;
 };
 

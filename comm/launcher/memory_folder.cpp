@@ -18,12 +18,12 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "tessera-memory-";
 
-/// Opens a folder, not what a link points to.
+/// Opens a folder, without following a link.
 int open_folder(const std::string& path) {
   return open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/// A folder between being made and locked counts as left: its launcher then makes another.
+/// Removes left folders. A folder between creation and locking counts as one; its launcher then makes another.
 void remove_left(const std::string& parent) {
   std::error_code ignored;
   std::vector<std::string> folders;

@@ -23,7 +23,7 @@ namespace {
   _exit(exit_code);
 }
 
-// Runs in the child between fork and exec, where only calls that are safe in a signal handler are allowed.
+// Runs in the child between fork and exec, where only async-signal-safe calls are allowed.
 [[noreturn]] void become(const RankProgram& program) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != program.launcher) {
@@ -48,7 +48,7 @@ namespace {
   stop("launch_local: the program could not be started\n", kNotFoundExitCode);
 }
 
-/// `status`: of waitpid(), if it is known.
+/// Describes how a process ended. `status` is that of waitpid(), if known.
 std::string describe_end(std::optional<int> status) {
   if (!status) {
     return "ended with unknown status";

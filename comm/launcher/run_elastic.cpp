@@ -22,7 +22,7 @@ namespace tessera {
 
 namespace {
 
-/// Destroys the rank's groups while the exception passes that ends a start: groups then do not wait for their peers.
+/// Destroys the rank's groups while the exception that ends a start propagates: groups then do not wait for peers.
 class StartScope {
  public:
   StartScope() = default;
@@ -39,7 +39,7 @@ class StartScope {
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 
-/// Returns the error that a lost rank has caused, or nothing if `train` has returned.
+/// Returns the error that a lost rank caused, or nothing if `train` returned.
 std::optional<std::string> train_once(const std::function<void()>& train) {
   try {
     const StartScope scope;
@@ -59,7 +59,7 @@ std::shared_ptr<RegroupStore> connect_to_launcher(const RankEnvironment& ranks) 
                                                             .secret = parse_job_secret(process_variable)});
 }
 
-/// As the launcher would have set it for a new process.
+/// Sets the variables that the launcher would set for a new process.
 void set_environment(const Seat& seat) {
   const auto set = [](const char* name, int value) { setenv(name, std::to_string(value).c_str(), 1); };
   set("RANK", seat.rank);

@@ -46,7 +46,7 @@ void forward_rows(const NormOperands& of, int64_t begin, int64_t end) {
     if (of.residual != nullptr) {
       T* const sum = static_cast<T*>(of.sum) + row * features;
       add_row(x, static_cast<const T*>(of.residual) + row * features, sum, features);
-      x = sum;  // as rounded
+      x = sum;  // rounded
     }
     const auto mean = sum_of_squares(x, features) / static_cast<Accumulated<T>>(features);
     const auto rstd = 1 / std::sqrt(mean + static_cast<Accumulated<T>>(of.eps));

@@ -1,4 +1,4 @@
-// Fused ops on elements, on CUDA tensors.
+// Elementwise fused ops on CUDA tensors.
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>

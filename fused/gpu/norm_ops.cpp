@@ -14,7 +14,7 @@ namespace tessera::fused {
 
 namespace {
 
-/// Whether accesses to any row are aligned.
+/// Returns whether accesses to any row are aligned.
 bool rows_are_aligned(int64_t features, std::initializer_list<at::Tensor> tensors) {
   return std::ranges::all_of(tensors, [&](const at::Tensor& tensor) {
     return !tensor.defined() || (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % cuda::kAccessBytes == 0 &&

@@ -21,7 +21,7 @@ namespace {
 
 using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
 
-// Puts the default generators of the CPU and of the module's devices back into their state.
+// Restores the states of the default generators of the CPU and of the module's devices.
 class GeneratorGuard {
  public:
   explicit GeneratorGuard(const torch::nn::Module& module) {
@@ -50,8 +50,8 @@ class GeneratorGuard {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// An embedding that was made of a given tensor keeps it in its options, and reset() takes it as the parameter: the
-/// copy's would be the source's own. While this lives, the module's embeddings hold none.
+/// Removes the given weights from the options of a module's embeddings while it lives. Otherwise reset() would use them
+/// as the parameter, which the copy would share with the source.
 class GivenWeightsGuard {
  public:
   explicit GivenWeightsGuard(const torch::nn::Module& module) {
@@ -66,7 +66,7 @@ class GivenWeightsGuard {
 
  private:
   void take_from(const torch::nn::Module& module) {
-    auto& each = const_cast<torch::nn::Module&>(module);  // in the end it is as it was
+    auto& each = const_cast<torch::nn::Module&>(module);  // restored at the end
     if (auto* const embedding = dynamic_cast<torch::nn::EmbeddingImpl*>(&each)) take(embedding->options._weight());
     if (auto* const bag = dynamic_cast<torch::nn::EmbeddingBagImpl*>(&each)) take(bag->options._weight());
   }
@@ -125,7 +125,7 @@ void restore_parameter_ties(const torch::nn::Module& source, torch::nn::Module& 
   }
 }
 
-/// Cloneable::clone makes parameters anew, which all need gradients then.
+/// Restores requires_grad, because Cloneable::clone recreates parameters, all of which then require gradients.
 void restore_requires_grad(const torch::nn::Module& source, const torch::nn::Module& copy) {
   const NamedTensors copies = copy.named_parameters();
   for (const auto& item : source.named_parameters()) copies[item.key()].set_requires_grad(item.value().requires_grad());

@@ -169,8 +169,8 @@ std::string module_type_name(const torch::nn::Module& module) {
 
 namespace {
 
-/// Containers are told by name, which costs no header: hooked() wants one forward that is no template, and they have
-/// none.
+/// Recognizes containers by name, which needs no header: they have no forward, but hooked() needs one that is not a
+/// template.
 std::string remedy(std::string_view type) {
   if (type == "torch::nn::SequentialImpl") {
     return "Use tessera::nn::Sequential, or give the elements instead";

@@ -15,12 +15,12 @@ namespace tessera::detail {
 
 namespace {
 
-constexpr int64_t kMaxRows = 16;              // above, MKL's kernel is as fast
-constexpr int64_t kProductsOfThread = 32768;  // at least, as in ATen
+constexpr int64_t kMaxRows = 16;              // above this, MKL's kernel is as fast
+constexpr int64_t kProductsOfThread = 32768;  // minimum per thread, as in ATen
 
 #define TESSERA_INLINE inline __attribute__((always_inline))  // into a function for one instruction set
 
-/// Vectors of one instruction set, which are values as floats are.
+/// Vectors of one instruction set, used as values like floats.
 template <int kLanes>
 struct Vectors {
   using Floats [[gnu::vector_size(kLanes * 4), gnu::aligned(4), gnu::may_alias]] = float;
@@ -49,7 +49,7 @@ TESSERA_INLINE void load(const c10::BFloat16* from, typename Vectors<kLanes>::Fl
   std::memcpy(&to, &words, sizeof(to));
 }
 
-/// Rows of the input and of the weight, and where the products of each pair go.
+/// Rows of the input and the weight, and the output.
 template <class Weight>
 struct Operands {
   const float* input;    // [rows, in]
@@ -58,7 +58,7 @@ struct Operands {
   int64_t rows, in, out;
 };
 
-/// Computes kRows x kOut products, whose sums are in registers.
+/// Computes kRows x kOut products, with sums in registers.
 template <int kLanes, int kRows, int kOut, class Weight>
 TESSERA_INLINE void multiply_tile(const Operands<Weight>& of, int64_t row, int64_t out) {
   using Floats = typename Vectors<kLanes>::Floats;
@@ -71,7 +71,8 @@ TESSERA_INLINE void multiply_tile(const Operands<Weight>& of, int64_t row, int64
 #pragma GCC unroll 8
     for (int o = 0; o < kOut; ++o) {
       load<kLanes>(weight + o * of.in + i, weights[o]);
-      __builtin_prefetch(weight + (o + kOut) * of.in + i, /*write=*/0, /*to L2=*/2);  // the CPU's own ends at pages
+      __builtin_prefetch(weight + (o + kOut) * of.in + i, /*write=*/0,
+                         /*to L2=*/2);  // the CPU's prefetch ends at pages
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -127,7 +128,7 @@ TESSERA_INLINE void multiply(const Operands<Weight>& of, int64_t begin, int64_t 
   }
 }
 
-/// A kernel for rows `begin` to `end` of the weight.
+/// Kernel for rows `begin` to `end` of the weight.
 template <class Weight>
 using Kernel = void (*)(const Operands<Weight>& of, int64_t begin, int64_t end);
 

@@ -35,7 +35,7 @@ namespace {
 
 using torch::nn::MultiheadAttentionImpl;
 
-/// Of queries, keys and values: [length, batch, embed_dim] each.
+/// Queries, keys and values: [length, batch, embed_dim] each.
 using Projections = std::array<at::Tensor, 3>;
 
 void check_sizes(const char* what, const at::Tensor& tensor, at::IntArrayRef allowed) {
@@ -56,7 +56,7 @@ void check_inputs(const MultiheadAttentionImpl& layer, const at::Tensor& query, 
   check_sizes("value", value, {length, batch, options.vdim()});
 }
 
-/// What is added to scores. Undefined where there is no mask.
+/// Returns the mask to add to scores, undefined without a mask.
 at::Tensor additive(const char* what, const at::Tensor& mask, at::ScalarType dtype) {
   if (!mask.defined() || mask.is_floating_point()) {
     return mask;
@@ -68,7 +68,7 @@ at::Tensor additive(const char* what, const at::Tensor& mask, at::ScalarType dty
   return at::zeros_like(mask, mask.options().dtype(dtype)).masked_fill_(mask, -std::numeric_limits<double>::infinity());
 }
 
-/// [..., parts * dim] as [parts, ..., dim], each part in one piece of memory.
+/// Reshapes [..., parts * dim] to [parts, ..., dim], with each part contiguous.
 at::Tensor split_last(const at::Tensor& projected, int64_t parts, int64_t dim) {
   return projected.unflatten(-1, {parts, dim}).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous();
 }
@@ -101,13 +101,13 @@ Projections project(const MultiheadAttentionImpl& layer, const at::Tensor& query
           at::linear(value, weights[2], biases[2])};
 }
 
-/// [length, batch, heads * dim] as [batch * heads, length, dim].
+/// Reshapes [length, batch, heads * dim] to [batch * heads, length, dim].
 at::Tensor by_head(const at::Tensor& projected, int64_t heads) {
   const int64_t batch = projected.size(1), dim = projected.size(2) / heads;
   return projected.view({projected.size(0), batch * heads, dim}).transpose(0, 1);
 }
 
-/// With a last column of zeros.
+/// Appends a column of zeros.
 at::Tensor with_column(const at::Tensor& mask) {
   return mask.defined() ? at::constant_pad_nd(mask, {0, 1}) : mask;
 }
@@ -116,7 +116,7 @@ at::Tensor with_zero_row(const at::Tensor& rows) {
   return at::cat({rows, at::zeros({rows.size(0), 1, rows.size(2)}, rows.options())}, 1);
 }
 
-/// Queries, keys and values by head, and what is added to the scores: undefined, or [1 or batch * heads, 1 or length,
+/// Queries, keys and values by head, and the mask to add to scores: undefined, or [1 or batch * heads, 1 or length,
 /// keys].
 struct Heads {
   at::Tensor query, key, value;
@@ -158,7 +158,7 @@ Heads make_heads(const MultiheadAttentionImpl& layer, Projections projections, a
   return result;
 }
 
-/// [length, batch * heads, dim], and the weights of each head.
+/// Returns [length, batch * heads, dim], and the weights of each head.
 std::tuple<at::Tensor, at::Tensor> attend_with_weights(const Heads& of, double dropout_p) {
   const auto scaled = of.query * std::sqrt(1.0 / static_cast<double>(of.query.size(2)));
   const auto keys = of.key.transpose(-2, -1);
@@ -170,7 +170,7 @@ std::tuple<at::Tensor, at::Tensor> attend_with_weights(const Heads& of, double d
   return {at::bmm(weights, of.value).transpose(0, 1), weights};
 }
 
-/// [length, batch, heads, dim], in one op.
+/// Returns [length, batch, heads, dim], in one op.
 at::Tensor attend(const Heads& of, int64_t heads, double dropout_p) {
   const int64_t batch = of.query.size(0) / heads, length = of.query.size(1), keys = of.key.size(1),
                 dim = of.query.size(2);
@@ -184,7 +184,7 @@ at::Tensor attend(const Heads& of, int64_t heads, double dropout_p) {
   return attended.permute({2, 0, 1, 3});
 }
 
-/// Without weights.
+/// Computes attention without returning weights.
 at::Tensor attention(torch::nn::MultiheadAttention layer, const at::Tensor& query, const at::Tensor& other,
                      const at::Tensor& mask, const at::Tensor& key_padding_mask) {
   return std::get<0>(python_forward(*layer, query, other, other, key_padding_mask, /*need_weights=*/false, mask));
@@ -200,7 +200,7 @@ at::Tensor activated(const torch::nn::activation_t& activation, const at::Tensor
   return std::get<std::function<at::Tensor(const at::Tensor&)>>(activation)(x);
 }
 
-/// Of an encoder's or a decoder's layer.
+/// Runs the MLP of an encoder's or decoder's layer.
 template <class Layer>
 at::Tensor feed_forward(Layer& layer, const at::Tensor& x) {
   const auto inner = activated(layer.options.activation(), python_forward(*layer.linear1, x));
@@ -219,7 +219,7 @@ std::tuple<at::Tensor, at::Tensor> python_forward(MultiheadAttentionImpl& layer,
                                                   const at::Tensor& key_padding_mask, bool need_weights,
                                                   const at::Tensor& attn_mask, bool average_attn_weights) {
   if (query.dim() == 2 && key.dim() == 2 && value.dim() == 2) {
-    // One after the other: backward adds up their gradients in the reverse order.
+    // In this order, because backward adds up their gradients in reverse order.
     const auto queries = query.unsqueeze(1), keys = key.unsqueeze(1), values = value.unsqueeze(1);
     const auto key_mask = key_padding_mask.defined() ? key_padding_mask.unsqueeze(0) : key_padding_mask;
     const auto [output, weights] =

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 
 enum class DrawDtype { Float32, BFloat16, Float16, Float64, Bool };
 
-/// Numbers that one of ATen's draws gives.
+/// Returns the number of values that one of ATen's draws produces.
 int draw_width(DrawDtype dtype);
 
 /// Draws the table's shard into `local` on `stream`. Returns cudaErrorInvalidValue for bool other than Bernoulli.

@@ -9,7 +9,7 @@ namespace tessera::cuda {
 
 enum class NormDtype { Float32, BFloat16, Float16, Float64 };
 
-/// Returns the number of thread blocks for so many tiles; each writes one partial result.
+/// Returns the number of thread blocks for `tiles` tiles; each writes one partial result.
 int norm_blocks(int64_t tiles);
 
 /// Writes partials[0, norm_blocks(table.tiles())), as float, or as double for Float64.

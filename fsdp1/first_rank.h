@@ -20,7 +20,7 @@ class FirstRank {
 
   bool is_this_one() const { return is_this_one_; }
   /// Returns the dict of `own`, called on the first rank only. Elsewhere its tensors with dims are on the meta device.
-  /// Throws what `own` throws there, and a ValueError with its text elsewhere. All ranks must call it.
+  /// If `own` throws, rethrows the error there, and throws ValueError with its text elsewhere. All ranks must call it.
   OptimStateDict outline(const std::function<OptimStateDict()>& own) const;
   /// Returns the values of an outline() entry on every rank. All ranks must call it.
   at::Tensor value(const at::Tensor& entry) const;

@@ -7,7 +7,7 @@
 //   the rest    row-major, little-endian data without gaps; offsets count from here
 //
 // Headers are untrusted: their length bounds allocations and nesting, and tensors must fill the data exactly. Accepts
-// what the reference implementation does. A tensor of unknown dtype does not make a file invalid.
+// the same files as the reference implementation. A tensor of unknown dtype does not make a file invalid.
 // Format: https://github.com/huggingface/safetensors#format.
 
 #include <c10/core/ScalarType.h>

@@ -14,8 +14,8 @@ using StateValue = std::variant<at::Tensor, int64_t, double, std::string>;  // t
 /// Handles to tensors, not copies: load() writes into them. Sorted, so that all ranks use the same order.
 using StateDict = std::map<std::string, StateValue>;
 
-/// Holds what to save or load. Tensors that differ between ranks are saved from the first one (docs/semantics.md). Use
-/// one key per rank to keep all: fmt::format("rng.{}", rank).
+/// Data to save or load. Tensors that differ between ranks are saved from the first one (docs/semantics.md). Use one
+/// key per rank to keep all: fmt::format("rng.{}", rank).
 struct State {
   StateDict model = {};
   StateDict optimizer = {};

@@ -12,7 +12,7 @@ namespace tessera::dcp {
 using Value = std::variant<int64_t, double, std::string>;  // such as a step or a learning rate
 using Values = std::map<std::string, Value>;
 
-/// Each section has files of its own, so that a tool that reads models finds nothing else.
+/// Section of a checkpoint. Each has separate files, so that a tool that reads models finds nothing else.
 enum class Section { Model, Optimizer, User };
 inline constexpr std::array kSections = {Section::Model, Section::Optimizer, Section::User};
 

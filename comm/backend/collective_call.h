@@ -77,8 +77,8 @@ CollectiveSignature make_signature(const CollectiveCall& call);
 std::string describe(const CollectiveSignature& call);
 std::string describe(const CollectiveCall& call);
 
-/// Returns "" if the ranks' calls, in rank order (sender and receiver of a message), match; otherwise, what each rank
-/// called.
+/// Returns "" if the ranks' calls, in rank order (sender and receiver of a message), match; otherwise lists each rank's
+/// call.
 std::string find_mismatch(c10::ArrayRef<CollectiveSignature> calls);
 
 }  // namespace tessera

@@ -28,8 +28,8 @@ struct GlooOptions {
 /// move as bytes.
 ///
 /// If ranks make different calls, or use different operations, dtypes or sizes, each pair of ranks that differ gets a
-/// CommError after the group's timeout. It says what this rank called, and what the other one did if that fails within
-/// half a second. (Two calls in four million are not distinguished.)
+/// CommError after the group's timeout. It describes this rank's call, and the other rank's if that fails within half a
+/// second. (Two calls in four million are not distinguished.)
 ///
 /// The first backend of a process makes it ignore SIGPIPE, unless the program handles it; otherwise gloo would end a
 /// rank whose peer has died before it could report an error. Child processes do not inherit connections, so peers

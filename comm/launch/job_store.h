@@ -86,8 +86,8 @@ class WaitFault : public CommError {  // see set_wait_fault()
   using CommError::CommError;
 };
 
-/// Sets what tells, of all waits of this process for other ranks, why they are to end; "" while they are not. Empty:
-/// nothing does. Waits that last ask it five times a second, in any thread.
+/// Sets a function that returns why this process's waits for other ranks must end, or "" while they need not. An empty
+/// function removes it. Long waits call it five times a second, in any thread.
 void set_wait_fault(std::function<std::string()> find);
 std::string find_wait_fault();
 

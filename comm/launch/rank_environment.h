@@ -44,8 +44,8 @@ std::optional<int64_t> parse_local_world_size(const EnvironmentLookup& lookup);
 
 constexpr const char* kJobVariable = "TESSERA_JOB_ID";  // identity of a job, set by its user or launch_local
 constexpr const char* kRestartVariable = "TORCHELASTIC_RESTART_COUNT";  // of torchrun or launch_local
+
 /// Returns a text that distinguishes the job from others at its address (docs/semantics.md), or "". It is not a secret.
-/// Returns what tells the job from others at its address (docs/semantics.md), or "". It is not a secret.
 std::string parse_job_identity(const EnvironmentLookup& lookup);
 
 std::string first_host(const std::string& host_list);  // in SLURM's syntax: "node[03-07,12],login" -> "node03"

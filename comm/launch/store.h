@@ -26,7 +26,8 @@ struct StoreOptions {
 /// details. Thread-safe.
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options);
 
-/// Closes the connections that connect_store() keeps, unless they are in use, for a process that meets others anew.
+/// Closes the connections that connect_store() keeps, unless they are in use, before the process meets other ranks
+/// again.
 void forget_stores();
 
 /// Returns each rank's `text`. All ranks must call it, once per `name`. Blocks until all have, and on rank 0, which may

@@ -5,7 +5,7 @@
 // others read it. So a rank may be up to kSlots steps ahead of the slowest reader.
 //
 //   | failure record | control, rank 0 | control, rank 1 | ... | slots of rank 0 | slots of rank 1 | ...
-//   a slot: | header: what this rank called | payload |
+//   a slot: | header: the rank's call | payload |
 //
 // Messages of each ordered pair have a layout of 2 ranks, sender first, behind all that, so that a pair's first message
 // needs no negotiation. These parts of the file are mapped on demand, and only written pages use memory: 17 GB of file

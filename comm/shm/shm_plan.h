@@ -1,10 +1,10 @@
 #pragma once
-// How a collective moves through the slots of an "shm" group. Integers only.
+// Plans the movement of a collective through the slots of an "shm" group. Integers only.
 //
-// A call has one or two phases of a number of steps that is equal on all ranks. In step t each rank puts piece t of
-// what it sends, up to `chunk` bytes, into its slot, and takes piece t of what it receives from other slots. With 2
-// ranks and slots of 8 bytes, an all_gather of 12 bytes has two steps, for bytes [0, 8) and [8, 12). A reduce_scatter
-// of 2 x 8 bytes, with 4 bytes per rank in a slot, also has two.
+// A call has one or two phases of a number of steps that is equal on all ranks. In step t each rank puts piece t of the
+// data that it sends, up to `chunk` bytes, into its slot, and takes piece t of the data that it receives from other
+// slots. With 2 ranks and slots of 8 bytes, an all_gather of 12 bytes has two steps, for bytes [0, 8) and [8, 12). A
+// reduce_scatter of 2 x 8 bytes, with 4 bytes per rank in a slot, also has two.
 
 #include <c10/util/SmallVector.h>
 
@@ -31,12 +31,12 @@ struct ShmPhase {
   bool own_segments = false;
   /// Received pieces are reduced into one range; otherwise each has its own place.
   bool reduces = false;
-  /// Sends what the previous phase has received.
+  /// Sends the data that the previous phase received.
   bool after_previous = false;
   /// Sends from the output; otherwise from the input.
   bool from_output = false;
   int64_t chunk = ShmLayout::kSlotBytes;
-  /// At least 1. For an all_to_all, what this rank alone needs.
+  /// At least 1. For an all_to_all, the number that this rank needs.
   int64_t steps = 1;
   /// Range for each rank, or one for all.
   c10::SmallVector<ByteRange, 4> sent = {};

@@ -1,6 +1,6 @@
 #pragma once
 // Unfinished calls of a rank of an "shm" group, and the movement of their bytes through slots (comm/shm/shm_plan.h).
-// Never waits: advance() does what the peers' progress allows.
+// Never waits: advance() goes as far as the peers' progress allows.
 //
 // All calls of a group form one sequence of steps in launch order, which is equal on all ranks. A rank puts a piece
 // into its slot as soon as the slot is free, so small calls are sent when launch returns, and takes peers' pieces in
@@ -77,7 +77,7 @@ class ShmQueue {
     ShmPlan plan;
     char* input;          // null for segments, or without input
     char* output;         // likewise
-    int64_t stream_from;  // received pieces of at least so many bytes bypass the cache
+    int64_t stream_from;  // received pieces of at least this many bytes bypass the cache
     std::optional<SharedPlace> exposed;
     bool exposes_pieces = false;                            // peers read some pieces of a reduce_scatter in place
     bool agreed = false;                                    // the ranks' headers were compared

@@ -1,5 +1,5 @@
 #pragma once
-// Header of a slot, as bytes. The first slot of a call says what the rank called, for peers to compare. Those of a
+// Header of a slot, as bytes. The first slot of a call describes the rank's call, for peers to compare. The slots of a
 // reduce_scatter also locate pieces outside the slot.
 
 #include <c10/util/ArrayRef.h>
@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// Writes at most ShmLayout::header_bytes(). `steps` is what this rank alone needs. The last argument locates the input
-/// of an all_gather if peers are to read it in place.
+/// Writes at most ShmLayout::header_bytes(). `steps` is the number that this rank needs. `exposed` locates the input of
+/// an all_gather if peers will read it in place.
 void write_header(char* slot, const CollectiveSignature& call, int64_t steps,
                   const std::optional<SharedPlace>& exposed);
 std::optional<SharedPlace> read_exposed(const char* slot);
@@ -24,7 +24,7 @@ void write_piece_place(char* slot, int to, const std::optional<SharedPlace>& pla
 std::optional<SharedPlace> read_piece_place(const char* slot, int to);
 
 struct HeaderAgreement {
-  std::string mismatch = {};  // "" if the calls match; otherwise what each rank called
+  std::string mismatch = {};  // "" if the calls match; otherwise each rank's call
   int64_t steps = 1;          // the maximum over ranks
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// A call of an op, reduced to what determines its plan: the op, the operands' specs and the scalars. It is the key of
-// the plan cache (plan_cache.h).
+// A call of an op, reduced to the properties that determine its plan: the op, the operands' specs and the scalars. It
+// is the key of the plan cache (plan_cache.h).
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -26,7 +26,7 @@ struct OpInfo {
   bool writes = false;
   /// True if dispatch() must count versions of written DTensors, since libtorch does not. This holds for ops that write
   /// lists and a program's own ops. (For plain tensors, ops called by their kernels may count.) False if ATen's op also
-  /// returns a new tensor: autograd saves what it writes before the call, and would report it as modified.
+  /// returns a new tensor: autograd saves the written tensor before the call, and would report it as modified.
   bool counts_versions = false;
   bool reads_float_scalars = true;  // see OpRule
   bool takes_lists = false;         // of tensors

@@ -1,7 +1,7 @@
 #pragma once
 // Views of DTensors that required moving data, such as x.select(0, 3) of a Shard(0), or a narrow() across shards. Such
-// a view is a copy. Writes to it are copied to the viewed tensor if the view consists of slices (strided_view.h). Other
-// writes to that tensor make the view stale, and reading it an error. (PyTorch's DTensor loses the write.)
+// a view is a copy. Writes to it are copied to the viewed tensor if the view consists of slices (strided_view.h). After
+// other writes to that tensor the view is stale, and reading it is an error. (PyTorch's DTensor loses the write.)
 
 #include <ATen/core/Tensor.h>
 

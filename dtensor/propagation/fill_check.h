@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Throws what a kernel throws that fills `numel` elements of `part`'s dtype with `value`. The value is a number or a
+/// Throws the error of a kernel that fills `numel` elements of `part`'s dtype with `value`. The value is a number or a
 /// tensor without dims; `part` is this rank's shard.
 template <class Value>
 void check_fill(const at::Tensor& part, int64_t numel, const Value& value) {

@@ -1,6 +1,6 @@
 #pragma once
-// Ops for which ATen has a composite kernel and this package one of its own, other than dispatch(). They are listed
-// apart from their kernels, because dispatch_keys.cpp gives dispatch_kernel() to all others, in any order of loading.
+// Ops with a composite kernel in ATen and a separate kernel in this package, other than dispatch(). The list is
+// separate from the kernels, because dispatch_keys.cpp gives dispatch_kernel() to all others, in any order of loading.
 
 namespace tessera {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Sharding rules: what an op may do with sharded operands, defined once per op, for one mesh axis at a time.
+// Sharding rules: how an op can run on sharded operands, defined once per op, for one mesh axis at a time.
 //
 // A rule lists strategies. A strategy gives the placement of each operand and each output along ONE mesh axis. Axes are
 // independent, so the same list serves any number of axes; propagate.h chooses the cheapest strategy for each.

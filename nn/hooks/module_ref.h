@@ -20,7 +20,7 @@ namespace tessera {
 
 class ModuleRef {
  public:
-  ModuleRef(torch::nn::Module& module) : module_(&module) {}  // NOLINT: converts from what users have
+  ModuleRef(torch::nn::Module& module) : module_(&module) {}  // NOLINT: converts implicitly
   /// Throws c10::Error for an empty holder.
   template <class Impl>
   ModuleRef(const torch::nn::ModuleHolder<Impl>& holder) : module_(holder.ptr().get()) {}  // NOLINT

@@ -14,7 +14,7 @@
 
 namespace tessera::testing {
 
-/// Returns after a delay, so that what this rank issues next is late. Does nothing for 0.
+/// Returns after a delay, so that this rank's next work is late. Does nothing for 0.
 void delay(double milliseconds);
 
 /// Delays in ms.

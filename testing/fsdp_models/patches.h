@@ -1,5 +1,5 @@
 #pragma once
-// Scoped replacements of what fully_shard communicates and does, for tests that count collectives, inspect their
+// Scoped replacements of fully_shard's communication and transitions, for tests that count collectives, inspect their
 // inputs, or record the order of events.
 //
 //   run_ranks(2, [](int) {

@@ -1,5 +1,5 @@
 #pragma once
-// SkipModel: three layers of 10 → 10 without biases. Two are in modules of their own, one of which is passed to wrap()
+// SkipModel: three layers of 10 → 10 without biases. Two are in separate modules, one of which is passed to wrap()
 // (fsdp1/fsdp.h), which wraps only inside an EnableWrap:
 //
 //   SkipModel             linear → linear_skip → nested_linear

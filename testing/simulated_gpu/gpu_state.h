@@ -27,13 +27,13 @@ struct TouchedBytes {
   bool writes = false;
 };
 
-/// An event's place in the streams' work, and the graph that was being captured on its stream; 0: none.
+/// Position of an event in the streams' work, and the graph that was being captured on its stream; 0: none.
 struct EventPlace {
   Clock clock;
   size_t graph = 0;
 };
 
-/// Work of a graph: what it touches, and the kernel.
+/// Work in a graph: the accessed bytes, and the kernel.
 struct GraphWork {
   std::string op;
   std::vector<TouchedBytes> touched;
@@ -55,7 +55,7 @@ class SpinningMutex {
   pthread_mutex_t mutex_ = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 };
 
-/// Thread safety: any thread.
+/// State of all simulated GPUs. Thread safety: any thread.
 class GpuState {
  public:
   static GpuState& instance();
@@ -74,18 +74,19 @@ class GpuState {
   void launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched);
 
   /// Captures a graph on `stream`, with the rules of CUDA: streams join by waiting for its events, and the host waits
-  /// for nothing. Work runs meanwhile, but what it writes is undone at the end.
+  /// for nothing. Work runs during the capture, but its writes are undone at the end.
   void begin_capture(const c10::Stream& stream);
   bool is_capturing();
   void add_graph_work(GraphWork work);
-  /// Throws Error for a stream that has joined and whose work the first stream does not wait for.
+  /// Throws Error if the first stream does not wait for the work of a stream that has joined.
   Graph end_capture();
   void abandon_capture();
   void replay(const Graph& graph, const c10::Stream& stream);
 
-  /// Delays what the last work on `stream` wrote at `host_address` until the host has waited. Before, bytes are 0xff.
+  /// Delays the writes of the last work on `stream` at `host_address` until the host has waited. Before, bytes are
+  /// 0xff.
   void deliver_later(const c10::Stream& stream, void* host_address, size_t bytes);
-  /// Delivers what is done before the next work of `stream`.
+  /// Delivers writes that are complete before the next work of `stream`.
   void deliver_for(const c10::Stream& stream);
   /// Drops deliveries to memory that is freed.
   void drop_deliveries(const void* host_address, size_t bytes);
@@ -95,7 +96,7 @@ class GpuState {
   void record_stream(const void* device_address, const c10::Stream& stream);
   void* host_address(const void* device_address) const { return memory_.host_address(device_address); }
 
-  /// Returns what was found and not yet thrown, or "".
+  /// Returns the errors found and not yet thrown, or "".
   std::string take_fault();
 
  private:

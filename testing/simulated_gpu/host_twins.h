@@ -18,7 +18,7 @@ class HostTwins {
 
   /// Updates sizes, strides and memory of written operands, which the op may have resized.
   void update_written();
-  /// Returns what `result` corresponds to: an operand, a view of one, or a new tensor on `device`.
+  /// Returns the GPU tensor for `result`: an operand, a view of one, or a new tensor on `device`.
   at::Tensor result(const at::Tensor& result, c10::Device device);
 
   const std::vector<at::Tensor>& operands() const { return operands_; }  // empty without operands on a GPU

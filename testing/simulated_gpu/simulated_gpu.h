@@ -11,8 +11,8 @@
 // - memory that is freed while a stream unknown to its owner (record_stream) may still use it;
 // - ops on tensors of two GPUs, or on freed memory.
 //
-// Graphs are captured and replayed with CUDA's rules (captured_step/device_graph.h): an exception where the host waits,
-// an event is recorded outside, a stream has not joined or is not joined in the end, or memory that was freed is used.
+// Graphs are captured and replayed with CUDA's rules (captured_step/device_graph.h). Throws if the host waits, an event
+// was recorded outside, a stream has not joined or is not joined at the end, or freed memory is used.
 //
 // If the host accesses a tensor's memory by data_ptr(), the program ends. Uninitialized memory is NaN, as is pinned
 // memory that the GPU copies to until the host has waited.
@@ -31,8 +31,8 @@ namespace tessera::simulated_gpu {
 
 constexpr int kDevices = 4;
 
-/// Returns what the host, in any thread, has waited for since the program began or forget_host_waits(). These are names
-/// of ops, or of calls such as "Stream::synchronize".
+/// Returns the host's waits, in any thread, since the program began or forget_host_waits(). They are names of ops, or
+/// of calls such as "Stream::synchronize".
 std::vector<std::string> host_waits();
 void forget_host_waits();
 

@@ -28,7 +28,7 @@ class StreamClocks {
 
   /// Adds work to a stream.
   Moment launch(size_t stream);
-  /// Returns what is complete once the stream reaches its current position, as an event records it.
+  /// Returns the work that is complete once the stream reaches its current position, as an event records it.
   Clock record(size_t stream) const;
   void wait(size_t stream, const Clock& event);
   void host_waits(const Clock& event);

@@ -11,8 +11,8 @@
 
 namespace tessera::dcp {
 
-/// Returns the ranks that set `given` together: only this one if nothing is a DTensor and rank 0 does not send. Equal
-/// on all ranks, even if one is inside the model's forward.
+/// Returns the ranks that set `given` together. It is only this rank if nothing is a DTensor and rank 0 does not send.
+/// Equal on all ranks, even if one is inside the model's forward.
 RankSync setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options);
 
 /// Returns `own` as `options` request it. Collective with full_state_dict.

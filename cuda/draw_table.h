@@ -24,7 +24,8 @@ struct DrawSource {
   uint64_t offset = 0;
 };
 
-/// Returns nullopt if the shard has more dims (after merging) or the whole tensor has more pieces than a table holds.
+/// Returns the table. It is nullopt if the shard has more dims (after merging) or the whole tensor more pieces than a
+/// table holds.
 std::optional<DrawTable> draw_table(const ShardOfWhole& shard, const GpuSize& gpu, const DrawSource& source);
 
 /// Returns the generator's offset after the whole tensor.

@@ -1,6 +1,6 @@
 #pragma once
-// Batches many strided copies between CUDA tensors, with a cast, into few kernels: copy-out from an all-gather's
-// buffer, and padded copy-in for a reduce-scatter.
+// Batches many strided copies between CUDA tensors, with a cast, into few kernels. Used for copy-out from an
+// all-gather's buffer, and padded copy-in for a reduce-scatter.
 //
 //   MultiCopy copy_out(at::kFloat, at::kBFloat16);  // to float parameters from a bfloat16 buffer
 //   // A weight [5, 3] in chunks of 3 rows over 2 ranks, whose shards have 24 elements of the buffer each:

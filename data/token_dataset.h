@@ -1,6 +1,6 @@
 #pragma once
-// Batches of token ids from texts, chats and token files: equal on any number of ranks, and resumable from a few
-// integers.
+// Batches of token ids from texts, chats and token files. They are equal on any number of ranks, and resumable from a
+// few integers.
 //
 //   data::TokenDataset dataset({.sources = {{.source = data::JsonLines{{"books.jsonl"}}, .weight = 0.7},
 //                                           {.source = data::TokenFile{"wiki_text_document"}, .weight = 0.3}},
@@ -86,8 +86,9 @@ struct TokenDatasetOptions {
 /// Rows of a batch, int64 [samples, sequence_length] on the CPU.
 struct Batch {
   at::Tensor ids;
-  /// Ids that count for the loss, and -100 elsewhere: for padding, text not written by the assistant, and the first
-  /// token of each segment, which nothing predicts. Not shifted: the loss compares labels[i + 1] with logits[i].
+  /// Ids that count for the loss, and -100 elsewhere. Padding, text not written by the assistant, and the first token
+  /// of each segment, which nothing predicts, do not count. Not shifted: the loss compares labels[i + 1] with
+  /// logits[i].
   at::Tensor labels;
   /// Numbers segments 0, 1, ... along a row: a document's part in the row, or padding. Tokens attend within a segment.
   at::Tensor segment_ids;

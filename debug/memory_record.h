@@ -76,7 +76,7 @@ int64_t total_bytes(const std::vector<MemoryRow>& rows);
 /// Returns the number of events after which the most bytes are alive.
 size_t find_peak(const MemoryRecord& record);
 
-/// Returns the growth of memory from the end of the first step to the end of the last; growth in every step is a leak.
+/// Returns the growth of memory from the end of the first step to the end of the last. Growth in every step is a leak.
 /// Empty for a single step.
 std::vector<MemoryRow> find_growth(const MemoryRecord& record);
 

@@ -63,8 +63,8 @@ class NumericsWatch {
   NumericsWatch(const NumericsWatch&) = delete;
   NumericsWatch& operator=(const NumericsWatch&) = delete;
 
-  /// Returns the first nonfinite tensor since the last check, equal on all ranks: the one computed earliest in its
-  /// rank's step, with ties broken by the lowest rank. Collective over the default group, if there is one.
+  /// Returns the first nonfinite tensor since the last check, equal on all ranks. It is the one computed earliest in
+  /// its rank's step; ties go to the lowest rank. Collective over the default group, if there is one.
   std::optional<NonFiniteTensor> check(int64_t step);
 
   /// Returns the statistics that the last check() read on this rank, in order of computation.

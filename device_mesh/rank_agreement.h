@@ -1,5 +1,5 @@
 #pragma once
-// Checks that the ranks of a mesh act consistently, so that an error on one rank does not leave the others waiting.
+// Checks that the ranks of a mesh act consistently. An error on one rank then does not leave the others waiting.
 
 #include <functional>
 #include <string>
@@ -18,8 +18,8 @@ struct Statement {
   std::string fault;               // why it cannot, or empty
 };
 
-/// Throws ValueError on every rank, naming the first fault or difference, unless all statements are equal and none has
-/// a fault. A rank with a fault may throw its own error instead, after the call. All ranks must call it.
+/// Throws ValueError on every rank unless all statements are equal and none has a fault. It names the first fault or
+/// difference. A rank with a fault may throw its own error instead, after the call. All ranks must call it.
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own);
 
 /// Calls `step`, which returns this rank's items, and checks agreement on each mesh in turn. If `step` throws, this

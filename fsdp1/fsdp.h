@@ -63,11 +63,11 @@ class FSDP {
 
   /// Calls `fn` on all modules, children first, with full parameters. Writes persist. Throws ValueError unless IDLE.
   void apply(const std::function<void(torch::nn::Module&)>& fn) const;
-  /// Moves parameters, gradients and buffers of this unit and all below it, and the meshes of units, which keep their
-  /// ranks and groups. Parameters stay the same tensors; optimizer state stays on its device. Shards with
-  /// offload_params stay on the CPU. Collective. Throws on every rank, before any change: ValueError unless IDLE, or if
-  /// groups cannot communicate on `device`; StateError if a backward or reduction is pending; NotImplementedError for
-  /// another GPU, or under tensor parallelism.
+  /// Moves parameters, gradients and buffers of this unit and all below it. Their meshes move too, and keep their ranks
+  /// and groups. Parameters stay the same tensors; optimizer state stays on its device. Shards with offload_params stay
+  /// on the CPU. Collective. Throws on every rank, before any change: ValueError unless IDLE, or if groups cannot
+  /// communicate on `device`; StateError if a backward or reduction is pending; NotImplementedError for another GPU, or
+  /// under tensor parallelism.
   void to(at::Device device) const;
   /// Casts floating-point parameters, gradients and buffers. Units then compute in `dtype` unless mixed_precision sets
   /// another; optimizer state keeps its dtype. Throws as above, and ValueError if `dtype` is not floating-point.

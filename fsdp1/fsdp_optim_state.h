@@ -56,9 +56,9 @@ struct OptimStateDictToLoadOptions {
   const ProcessGroupPtr* group = nullptr;
 };
 
-/// Returns `dict`, equal on all ranks (or on the first, if rank0_only is set), in the form of this model's optimizer:
-/// states of sharded parameters are DTensors. Reshards units. Throws KeyError for an unknown name, ValueError for other
-/// groups or sizes, and StateError inside forward or backward.
+/// Returns `dict` in the form of this model's optimizer, where states of sharded parameters are DTensors. `dict` is
+/// equal on all ranks, or given on the first if rank0_only is set. Reshards units. Throws KeyError for an unknown name,
+/// ValueError for other groups or sizes, and StateError inside forward or backward.
 OptimStateDict optim_state_dict_to_load(torch::nn::Module& model, torch::optim::Optimizer& optim,
                                         const OptimStateDict& dict, OptimStateDictToLoadOptions options = {});
 

@@ -14,8 +14,8 @@ struct ManagedParam {
   at::Tensor tensor;
 };
 
-/// Returns the parameters at and below `modules` that belong to no inner unit and are not `ignored`, each once, in
-/// registration order. With several modules, names begin with the module's index: "1.up.weight".
+/// Returns the parameters at and below `modules` that belong to no inner unit and are not `ignored`. Each appears once,
+/// in registration order. With several modules, names begin with the module's index: "1.up.weight".
 std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Module*>& modules,
                                                  const std::vector<at::Tensor>& ignored);
 

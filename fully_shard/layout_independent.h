@@ -1,5 +1,5 @@
 #pragma once
-// Gradients that do not depend on the number of ranks: a step is bit-equal on 1, 2, 3, 4 or 8 ranks.
+// Gradients that do not depend on the number of ranks. A step is bit-equal on 1, 2, 3, 4 or 8 ranks.
 //
 //   fully_shard(model, {.mesh = mesh});                         // or replicate(), or HSDP
 //   LayoutIndependentGradients gradients(model, {.parts = 8});  // of a global batch, on any number of ranks

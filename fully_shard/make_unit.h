@@ -22,7 +22,7 @@ struct UnitConfig {
   double bucket_cap_mb = 0;  // for replicate
 };
 
-/// Record of how a unit was made, stored with each of its modules, so that a copy of them can get the same unit.
+/// Record of how a unit was made, stored with each of its modules. A copy of them can then get the same unit.
 struct UnitRecipe {
   UnitConfig request;  // includes the mesh; the modules own this record, so they are alive
   /// Tensor-parallel specs by parameter name within the unit.

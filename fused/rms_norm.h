@@ -22,7 +22,7 @@ struct SumAndNorm {
   at::Tensor normed;
 };
 
-/// Returns x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dim, computed in float32 for 16-bit
+/// Returns x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dim. It is computed in float32 for 16-bit
 /// inputs and rounded once. Operands may be DTensors; only shards of the last dim are redistributed. ATen's ops handle
 /// weights with several dims, operands of different dtypes, dtypes that are not floating-point, and a backward with
 /// create_graph.

@@ -29,9 +29,9 @@ struct DecoderLayout {
   std::string to_string() const;
 };
 
-/// Returns the tensor-parallel plan of a decoder: matrices by columns and then by rows, so that a layer communicates
-/// twice, and embedding and output layer by vocabulary. The number of heads need not be divisible by the number of
-/// ranks. Only the two parallelism options of `layout` matter.
+/// Returns the tensor-parallel plan of a decoder. It shards matrices by columns and then by rows, so that a layer
+/// communicates twice, and embedding and output layer by vocabulary. The number of heads need not be divisible by the
+/// number of ranks. Only the two parallelism options of `layout` matter.
 ParallelPlan tensor_parallel_plan(const DecoderConfig& config, const DecoderLayout& layout = {});
 
 /// Applies tensor parallelism over the axis "tp", recomputation, and fully_shard over "dp" with replicas over

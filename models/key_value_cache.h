@@ -33,8 +33,8 @@ class KeyValueCache {
     at::Tensor values;
   };
 
-  /// Appends a layer's keys and values [batch, heads, new tokens, head_dim], DTensors or plain, and replaces them by
-  /// those of all tokens.
+  /// Appends a layer's keys and values [batch, heads, new tokens, head_dim], DTensors or plain. Replaces them by those
+  /// of all tokens.
   void append(size_t layer, at::Tensor& keys, at::Tensor& values);
 
   int64_t capacity_;

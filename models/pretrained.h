@@ -45,9 +45,9 @@ struct SavePretrainedOptions {
   int64_t max_file_bytes = int64_t{5} << 30;  // see dcp::SaveOptions
 };
 
-/// Writes a new folder for transformers: weights in the parameters' dtype with their index, config.json, and the
-/// tokenizer and generation files of the model's source folder. config.json is written last. Throws StateError for a
-/// model with adapters.
+/// Writes a new folder for transformers. It has the weights in the parameters' dtype with their index, config.json, and
+/// the tokenizer and generation files of the model's source folder. config.json is written last. Throws StateError for
+/// a model with adapters.
 void save_pretrained(Decoder& model, const std::string& folder, const SavePretrainedOptions& options = {});
 
 }  // namespace tessera::models

@@ -1,5 +1,5 @@
 #pragma once
-// torch::nn's linear layers with a hook point, and with the same constructors, members and results, except that Linear
+// torch::nn's linear layers with a hook point, and with the same constructors, members and results. Exception: Linear
 // rounds once, like Python's (nn/hooks/python_forward.h).
 
 #include <torch/nn/modules/linear.h>

@@ -19,8 +19,8 @@ class VectorTails {
  public:
   using TensorList = std::vector<at::Tensor>;
 
-  /// `lists` holds one list per kind of tensor, with a parameter's tensors at the same index in each; a list may be
-  /// empty. `steps` has a count per parameter, or is empty. Takes CPU tensors only.
+  /// `lists` holds one list per kind of tensor; a list may be empty. A parameter's tensors have the same index in each.
+  /// `steps` has a count per parameter, or is empty. Takes CPU tensors only.
   VectorTails(const std::vector<const TensorList*>& lists, const TensorList& steps);
 
   /// Steps copies and writes them back, except for the second list, the gradients.

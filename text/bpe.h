@@ -75,7 +75,8 @@ class BpeState {
   };
 
   std::vector<Slot> slots_;
-  // State of the current word: its symbols, the merge of each with the next, and a linked list that skips joined ones.
+  // State of the current word. It has its symbols, the merge of each with the next, and a linked list that skips joined
+  // ones.
   std::vector<int32_t> symbols_;
   std::vector<MergeTable::Merge> merges_;
   std::vector<int32_t> next_;

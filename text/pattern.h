@@ -1,6 +1,6 @@
 #pragma once
-// Patterns of pre-tokenizers and normalizers: a literal, or a regular expression in the syntax of Hugging Face's files
-// (Oniguruma's, Ruby dialect), matched by PCRE2.
+// Patterns of pre-tokenizers and normalizers. A pattern is a literal, or a regular expression in the syntax of Hugging
+// Face's files (Oniguruma's, Ruby dialect), matched by PCRE2.
 
 #include <cstddef>
 #include <memory>

@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-/// Maps elements [offset, offset + numel) of rank r to elements [r * numel, (r + 1) * numel) of `tensor`, which is
-/// dense and contiguous. Missing elements at its end, as with uneven shards, or an undefined tensor, are read as zeros
-/// and not written.
+/// Maps elements [offset, offset + numel) of rank r to elements [r * numel, (r + 1) * numel) of `tensor`. It is dense
+/// and contiguous. Missing elements at its end, as with uneven shards, or an undefined tensor, are read as zeros and
+/// not written.
 struct TensorSegment {
   int64_t offset = 0;
   int64_t numel = 0;

@@ -35,7 +35,7 @@ struct RankState : std::enable_shared_from_this<RankState> {
 /// Returns the state that the calling thread acts in.
 RankState& rank_state();
 
-/// Gives a process that is one rank a new state, as if it had just started, and destroys its groups with the old one.
+/// Resets the state of a process that is one rank, as if it had just started. Destroys its groups with the old state.
 /// No other thread acts as the rank meanwhile.
 void renew_process_state();
 

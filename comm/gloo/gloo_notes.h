@@ -1,5 +1,5 @@
 #pragma once
-// Notes of ranks' calls for error messages: over gloo, ranks with different calls both time out without learning of the
+// Notes of ranks' calls for error messages. Over gloo, ranks with different calls both time out without learning of the
 // other's call.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// Converts reductions for NCCL, so that it reduces as comm/backend/reduce_op.h says: complex numbers as pairs, and a
-// flag with each value of minima and maxima, since NCCL drops a NaN if another rank has a number.
+// Converts reductions for NCCL, so that it reduces as comm/backend/reduce_op.h says. Complex numbers become pairs.
+// Minima and maxima get a flag with each value, since NCCL drops a NaN if another rank has a number.
 //
 //   rank 0   [3, NaN]   becomes [3, NaN, 0, 1]
 //   rank 1   [2,   5]   becomes [2,   5, 0, 0]     Max: [3, 5, 0, 1], which is [3, NaN]

@@ -1,6 +1,6 @@
 #pragma once
-// Handles plain zeros that autograd adds to DTensor gradients, such as the second gradient of a pooling's input;
-// internal to this package.
+// Handles plain zeros that autograd adds to DTensor gradients, such as the second gradient of a pooling's input.
+// Internal to this package.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

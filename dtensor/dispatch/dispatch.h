@@ -1,6 +1,6 @@
 #pragma once
-// Entry point of every op on DTensors, below autograd: unwrap → propagate (cached) → redistribute → run the op on local
-// tensors → wrap.
+// Entry point of every op on DTensors, below autograd. Steps: unwrap → propagate (cached) → redistribute → run the op
+// on local tensors → wrap.
 //
 // One boxed fallback for the dispatch key PrivateUse1, like __torch_dispatch__ in Python, plus dispatch_kernel() for
 // ATen ops whose CompositeExplicit kernels would bypass a fallback, registered at load time (dispatch_keys.cpp).

@@ -1,6 +1,6 @@
 #pragma once
-// Runs in-place and out= ops without a rule as their functional variant, and copies the result: add.out(a, b, out) as
-// out.copy_(add(a, b)), and renorm_(x, ...) as x.copy_(renorm(x, ...)).
+// Runs in-place and out= ops without a rule as their functional variant, and copies the result. For example, add.out(a,
+// b, out) becomes out.copy_(add(a, b)), and renorm_(x, ...) becomes x.copy_(renorm(x, ...)).
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

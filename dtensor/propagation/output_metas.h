@@ -1,5 +1,5 @@
 #pragma once
-// Infers the global sizes, strides and dtypes of an op's outputs by a call on tensors without data, if the op has a
+// Infers the global sizes, strides and dtypes of an op's outputs. Calls the op on tensors without data, if it has a
 // meta kernel. Internal to this package.
 
 #include <ATen/core/Tensor.h>

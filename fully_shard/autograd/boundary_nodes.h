@@ -47,7 +47,7 @@ struct BoundaryMark {
   BoundaryCallback callback;
 };
 
-/// Node of one tensor, with edges to the tensor's previous node and to the join of a side with several tensors.
+/// Node of one tensor. It has edges to the tensor's previous node and to the join of a side with several tensors.
 struct BoundaryNode : torch::autograd::Node {
   explicit BoundaryNode(torch::autograd::edge_list&& next) : Node(std::move(next)), mark(*this) {}
   ~BoundaryNode() override;

@@ -46,9 +46,10 @@ class AllGather {
   /// Makes zeros for a flat shard on the device of `options`, in memory that peers can read if the group supports it.
   at::Tensor new_flat_shard(const at::TensorOptions& options);
 
-  /// Issues the all-gather, of the post-forward shard if there is one, on stream(), which must have waited for the last
-  /// write of the flat shard. The shard contains the tag and must not change until wait(); if gathered in place, until
-  /// wait_for_readers(); with one rank, where finish() casts, until finish(). On the meta device, sends only the tag.
+  /// Issues the all-gather, of the post-forward shard if there is one, on stream(). The stream must have waited for the
+  /// last write of the flat shard. The shard contains the tag and must not change until wait(); if gathered in place,
+  /// until wait_for_readers(); with one rank, where finish() casts, until finish(). On the meta device, sends only the
+  /// tag.
   void start(UnitParams& params, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
   void wait();
   /// Waits until the all-gather ends, successfully or not, if the parameters are no longer needed.

@@ -1,6 +1,6 @@
 #pragma once
-// Sums over ranks by a binary tree, in which each rank has an aligned range of parts, so that the sum does not depend
-// on the number of ranks. Example, a tree of 8 parts, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)):
+// Sums over ranks by a binary tree, in which each rank has an aligned range of parts. The sum does not depend on the
+// number of ranks. Example, a tree of 8 parts, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)):
 //
 //   3 ranks   {0, 1, 2, 3} {4, 5} {6, 7}       r0 + (r1 + r2)
 //   4 ranks   {0, 1} {2, 3} {4, 5} {6, 7}      (r0 + r1) + (r2 + r3)

@@ -1,6 +1,6 @@
 #pragma once
-// ModuleWithDelay: a model around another one that delays it, to expose races: before units reshard in forward, after
-// the loss is computed, or before each reduce-scatter of backward. Results must not depend on it.
+// ModuleWithDelay: wraps a model and delays it, to expose races. Delays are before units reshard in forward, after the
+// loss is computed, or before each reduce-scatter of backward. Results must not depend on it.
 //
 //   auto init = delayed_init_options(mesh);                           // DEVICE_AFTER
 //   init.fsdp_init_mode = FSDPInitMode::RECURSIVE;

@@ -1,7 +1,7 @@
 #pragma once
-// A small transformer whose output projection shares its weight with the embedding: 2 encoder and 2 decoder layers of
-// width 16 and 8 heads, over a vocabulary of 23. It has 68 parameters of 8,427 elements, or 66 of 8,423 without batch
-// norm.
+// A small transformer whose output projection shares its weight with the embedding. It has 2 encoder and 2 decoder
+// layers of width 16 and 8 heads, over a vocabulary of 23. It has 68 parameters of 8,427 elements, or 66 of 8,423
+// without batch norm.
 //
 // The layers have hook points (those inside a stock torch::nn::Transformer do not), and are drawn in the order of
 // Python's nn.Transformer rather than libtorch's, so the deterministic model is Python's. All ranks have the same

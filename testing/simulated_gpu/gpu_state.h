@@ -73,7 +73,7 @@ class GpuState {
   /// Launches work on `stream`. Throws Error if this or earlier work violates a rule of simulated_gpu.h.
   void launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched);
 
-  /// Captures a graph on `stream`, with the rules of CUDA: streams join by waiting for its events, and the host waits
+  /// Captures a graph on `stream`, with the rules of CUDA. Streams join by waiting for its events, and the host waits
   /// for nothing. Work runs during the capture, but its writes are undone at the end.
   void begin_capture(const c10::Stream& stream);
   bool is_capturing();

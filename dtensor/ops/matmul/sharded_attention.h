@@ -1,6 +1,6 @@
 #pragma once
-// Scaled dot-product attention of DTensors as one call on this rank's batch items and heads, with whichever fused
-// kernel the device chooses for them.
+// Scaled dot-product attention of DTensors as one call on this rank's batch items and heads. The device chooses the
+// fused kernel for them.
 //
 // On the CPU, the op is left to ATen, whose fused kernel has a sharding rule (attention.cpp). On CUDA, ATen would
 // choose among kernels with different results by properties of the whole tensor.

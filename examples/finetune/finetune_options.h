@@ -1,5 +1,5 @@
 #pragma once
-// The command line of finetune.
+// Command-line options of finetune.
 
 #include <cstdint>
 #include <optional>
@@ -14,14 +14,15 @@
 namespace tessera::examples {
 
 struct FinetuneOptions {
-  /// Folder of Hugging Face. One called tiny-llama is made if there is none: a random model over bytes.
+  /// Folder in Hugging Face format. If it is named tiny-llama and does not exist, it is made: a random model over
+  /// bytes.
   std::string model;
   /// Files: .jsonl with "text" or "messages", prefixes of token files, and others as plain text.
   std::vector<std::string> data;
-  /// Folder that the tuned model is written to.
+  /// Output folder for the tuned model.
   std::string out;
 
-  /// Ranks that the program starts itself; ignored under a launcher.
+  /// Number of ranks that the program starts itself; ignored under a launcher.
   int nproc = 2;
   RestartOptions restarts;
   int threads = 1;
@@ -33,19 +34,19 @@ struct FinetuneOptions {
   int64_t steps = 100;
   /// Samples per step, over all ranks.
   int64_t batch = 8;
-  /// Passes per step, each over a part of the batch, whose gradients add up.
+  /// Number of passes per step, each over a part of the batch. Their gradients add up.
   int64_t accumulate = 1;
-  /// Parts of a batch, as in LayoutIndependentOptions; 0: results depend on the number of ranks.
+  /// Number of parts of a batch, as in LayoutIndependentOptions. With 0, results depend on the number of ranks.
   int64_t layout_independent = 0;
   int64_t sequence_length = 128;
-  /// A document a sample, rather than documents packed one after the other.
+  /// Puts one document in each sample, instead of packing documents one after the other.
   bool pad = false;
-  /// Name of a chat template, in place of the model's own.
+  /// Name of a chat template, instead of the model's own.
   std::string chat_template;
-  /// Trains adapters of this rank in place of the weights; 0: the weights.
+  /// Rank of adapters to train instead of the weights, or 0 to train the weights.
   int64_t lora_rank = 0;
   double lora_alpha = 16;
-  /// Writes weights with the adapters added, rather than a folder of PEFT.
+  /// Writes weights with the adapters added, instead of a PEFT folder.
   bool merge_lora = false;
   /// Peak; see the help for its default.
   double lr = 0;
@@ -57,14 +58,14 @@ struct FinetuneOptions {
   MetricsTarget metrics;
   StepWatchOptions watch;
 
-  /// Steps between checkpoints; 0: none.
+  /// Number of steps between checkpoints, or 0 to make none.
   int64_t save_every = 0;
   std::string checkpoint_dir;
   /// Also set by restarts.max_restarts.
   bool resume = false;
 };
 
-/// Returns whether a model's path is that of the tiny one.
+/// Returns whether a model's path is that of the tiny model.
 bool is_tiny_llama(const std::string& model);
 
 /// Parses the command line. Returns nothing if it has printed help, or an error: then the program ends with

@@ -5,7 +5,7 @@
 
 namespace tessera::examples {
 
-/// Writes a folder as Hugging Face publishes them: a Llama of some 400,000 random parameters whose tokens are bytes.
+/// Writes a folder in Hugging Face format: a Llama with some 400,000 random parameters, where each token is a byte.
 void write_tiny_llama(const std::string& folder);
 
 }  // namespace tessera::examples

@@ -9,9 +9,9 @@
 // Scaling Language Modeling with Pathways" (Chowdhery et al. 2022, appendix B), which defines model FLOPs utilization
 // (MFU) by it. Per token, each parameter of a product costs a multiplication and an addition in forward, and twice that
 // in backward, for the gradients of input and parameter. Attention costs 2 x 2 x dim x context per layer in forward,
-// for scores and the mean of values, and twice that in backward. This is what the model needs: recomputation does not
-// count, and products that causal attention may skip are not subtracted. Norms, activations, biases and embedding
-// look-ups are omitted.
+// for scores and the mean of values, and twice that in backward. This counts the work that the model needs, so
+// recomputation does not count, and products that causal attention may skip are not subtracted. Norms, activations,
+// biases and embedding look-ups are omitted.
 //
 // All functions are pure. Thread safety: any thread.
 

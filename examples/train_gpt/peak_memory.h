@@ -15,7 +15,7 @@ inline constexpr double kMebibyte = 1 << 20;
 /// Returns bytes. On CUDA, the device must have been used. Throws Error if Linux does not report it.
 double peak_memory_bytes(c10::DeviceType device);
 
-/// Returns what is counted: "resident" or "allocated by tensors on the GPU".
+/// Returns the kind of memory counted: "resident" or "allocated by tensors on the GPU".
 const char* peak_memory_kind(c10::DeviceType device);
 
 }  // namespace tessera::examples

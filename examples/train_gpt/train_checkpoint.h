@@ -2,7 +2,7 @@
 // Checkpoints of a training run, and resuming from them.
 //
 //   TrainCheckpoint checkpoint(trainer, options, data);
-//   checkpoint.resume();                                             // with --resume: from the latest that is whole
+//   checkpoint.resume();                                             // with --resume: from the latest complete one
 //   trainer.run(on_progress, [&](int64_t done) { return checkpoint.after_step(done, /*stops=*/false), true; });
 //   checkpoint.finish();
 //

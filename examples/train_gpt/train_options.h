@@ -55,7 +55,7 @@ struct TrainOptions {
   MetricsTarget metrics;
   StepWatchOptions watch;
 
-  /// Steps between checkpoints; 0: none. The end of the run is saved too.
+  /// Number of steps between checkpoints, or 0 to make none. The end of the run is saved too.
   int64_t save_every = 0;
   /// Absolute path.
   std::string checkpoint_dir;

@@ -26,19 +26,19 @@
 
 namespace tessera::examples {
 
-/// Placement of the model, and this process's slices of each global batch. A global batch has as many slices as the
-/// mesh's data-parallel axes have ranks: a sharded rank computes its own, and a single process all of them in sequence.
+/// Placement of the model, and this process's slices of each global batch. A global batch has one slice per rank of the
+/// mesh's data-parallel axes: a sharded rank computes its own, and a single process computes all of them in sequence.
 /// Both add the slices' gradients in the same order, so results can be compared bit by bit.
 struct Layout {
-  /// Mesh of the model, as in gpt_layout.h; none for a plain model.
+  /// Mesh of the model, as in gpt_layout.h, or empty for a plain model.
   std::optional<DeviceMesh> mesh = std::nullopt;
   int first_slice = 0;
   int own_slices = 1;
   int slices = 1;
 
   static Layout sharded(const DeviceMesh& mesh);
-  /// Returns the layout of a single process that computes what `slices` ranks would. Its model is plain, or sharded
-  /// over a mesh of this rank alone, which casts like the sharded one.
+  /// Returns the layout of a single process that repeats the computation of `slices` ranks. Its model is plain, or
+  /// sharded over a mesh of this rank alone, which casts like the sharded one.
   static Layout single(int slices, std::optional<DeviceMesh> own_mesh = std::nullopt);
 };
 
@@ -100,7 +100,7 @@ class Trainer {
   const TrainingTime& training_time() const { return training_time_; }
   Gpt& model() { return model_; }
   optim::FusedAdamW& optimizer() { return optimizer_; }
-  /// Returns the scalars in the whole model.
+  /// Returns the number of scalars in the whole model.
   int64_t parameters() const { return parameter_count(*model_); }
 
  private:
@@ -119,9 +119,9 @@ class Trainer {
   at::Tensor compute_gradients(const std::function<Batch(int slice, int64_t pass)>& batch_of);
   at::Tensor captured_train_step(int64_t step);
   double validate_parts();
-  /// Returns what one of options.accumulate passes computes of a slice's part of `samples` consecutive ones.
+  /// Returns the samples of pass `pass`, one of options.accumulate, in a slice's part of `samples` consecutive ones.
   SampleRange slice_range(int slice, int64_t first, int64_t samples, int64_t pass) const;
-  /// Returns the mean over all slices, from the sum over this process's.
+  /// Returns the mean over all slices, from the sum over this process's slices.
   double mean_over_slices(double own_sum) const;
 
   const TrainOptions& options_;
@@ -133,14 +133,14 @@ class Trainer {
   LossHistory history_;
   TrainingTime training_time_;
   at::Tensor gradient_norm_;    // of the last step, if it clipped
-  std::vector<Batch> batches_;  // one a pass, with options.captured
+  std::vector<Batch> batches_;  // one per pass, with options.captured
   std::unique_ptr<CapturedStep> captured_;
   std::unique_ptr<TrainingLog> log_;
   std::optional<StepWatch> watch_;
   int64_t first_step_ = 0;
 };
 
-/// Returns all parameters by name, whole and plain. All ranks must call it.
+/// Returns all parameters by name, as full, plain tensors. All ranks must call it.
 std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model);
 
 }  // namespace tessera::examples

@@ -11,8 +11,8 @@ std::string path_from_caller(const std::string& path);
 /// Returns the text that the build makes for train_gpt. Throws ValueError if it is not next to the program.
 std::string default_data_path();
 
-/// Makes an empty file, and throws ValueError, naming `option` and the path, if that fails. Call it before the work
-/// whose result goes there.
+/// Makes an empty file, and throws ValueError, naming `option` and the path, if that fails. Call it before computing
+/// the file's contents.
 void check_writable(const std::string& option, const std::string& path);
 
 /// Like check_writable, for a folder.

@@ -9,7 +9,7 @@
 
 namespace tessera::examples {
 
-/// Makes an AdamW with betas (0.9, 0.95) whose weight decay applies to matrices alone, not to biases and norms.
+/// Makes an AdamW with betas (0.9, 0.95) that applies weight decay to matrices only, not to biases and norms.
 optim::FusedAdamW make_decayed_adamw(const std::vector<at::Tensor>& parameters, double lr, double weight_decay);
 
 }  // namespace tessera::examples

@@ -17,11 +17,11 @@ void add_layout_independent_option(CLI::App& app, int64_t& parts, const std::str
 struct BatchLayout {
   int64_t batch = 0;
   int64_t accumulate = 1;
-  int64_t data_ranks = 1;  // that see own data
+  int64_t data_ranks = 1;  // ranks with different data
   int64_t tp = 1;
 };
 
-/// Throws ValueError, naming the option that does not fit the others. `parts` may be 0, for none.
+/// Throws ValueError, naming the option that does not fit the others. `parts` may be 0 to not use it.
 void check_layout_independent_option(int64_t parts, const BatchLayout& layout);
 
 }  // namespace tessera::examples

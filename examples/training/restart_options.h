@@ -1,5 +1,5 @@
 #pragma once
-// How a program's ranks start again after one has failed, and what they then go on from (docs/reliability.md).
+// Options for restarting a program's ranks after a failure, and for the state they resume from (docs/reliability.md).
 
 #include <cstdint>
 #include <string>
@@ -17,7 +17,7 @@ struct RestartOptions {
   int max_restarts = 0;
   int min_ranks = 0;
   bool keep_survivors = false;
-  /// Steps between in-memory checkpoints; 0: none.
+  /// Number of steps between in-memory checkpoints, or 0 to make none.
   int64_t in_memory_every = 0;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// A closer look at a run: timelines of some steps (--trace), their memory (--memory-timeline), NaN
+// Diagnostics of a run: timelines of some steps (--trace), their memory (--memory-timeline), NaN
 // (--check-numerics), and the links between ranks (--check-links).
 //
 //   StepWatch watch(*model, optimizer, options);
@@ -11,7 +11,7 @@
 //     watch.end_step(step);
 //   }
 //
-// docs/observability.md says what comes out. All ranks make one, and the same calls in the same order.
+// docs/observability.md describes the output. All ranks make a StepWatch, and the same calls in the same order.
 
 #include <cstdint>
 #include <optional>
@@ -27,7 +27,7 @@ class App;
 
 namespace tessera::examples {
 
-/// The folders are absolute, or empty: then nothing is written.
+/// The folders are absolute. If one is empty, its diagnostics are not written.
 struct StepWatchOptions {
   TraceSteps::Options trace;
   MemoryTimelineSteps::Options memory;
@@ -40,18 +40,18 @@ struct StepWatchOptions {
 void add_watch_options(CLI::App& app, StepWatchOptions& options, const std::string& group);
 /// Makes the folders absolute.
 void resolve_folders(StepWatchOptions& options);
-/// Throws ValueError for steps that a run of so many does not have, and for a trace that begins within a timeline of
-/// memory: libtorch has one profiler a thread.
+/// Throws ValueError for steps beyond the run's end, and for a trace that begins within a timeline of memory, because
+/// libtorch has one profiler per thread.
 void check_watch_options(const StepWatchOptions& options, int64_t steps);
 /// Throws ValueError for a folder that cannot be written to.
 void check_folders(const StepWatchOptions& options);
 
-/// Returns what to print of the links between ranks, before the first step; nothing without --check-links. Collective.
+/// Returns a line on the links between ranks, to print before the first step. Empty without --check-links. Collective.
 std::string links_line(const StepWatchOptions& options, at::Device device);
 
 class StepWatch {
  public:
-  /// `model` and `optimizer` must outlive it.
+  /// `model` and `optimizer` must outlive the StepWatch.
   StepWatch(ModuleRef model, torch::optim::Optimizer& optimizer, const StepWatchOptions& options);
 
   void begin_step(int64_t step);

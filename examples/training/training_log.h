@@ -1,14 +1,14 @@
 #pragma once
-// Metrics of a training run in a folder (--log-dir): what it learns, how fast, where its time goes and what it sends.
+// Metrics of a training run in a folder (--log-dir): loss, throughput, time per part of the step, and bytes sent.
 //
-//   TrainingLog log({.target = {.folder = "logs"}, .mesh = mesh, .tokens_per_step = 4096, .peak_memory_bytes =
-//   read_peak}); for (int64_t step = 1; step <= steps; ++step) {
+//   TrainingLog log({.target = {.folder = "logs"}, .mesh = mesh, .tokens_per_step = 4096, .peak_memory_bytes = peak});
+//   for (int64_t step = 1; step <= steps; ++step) {
 //     const auto batch = [&] { const auto timed = log.time(StepPart::Data); return next_batch(); }();
 //     const double loss = train_step(batch);
 //     log.after_step(step, {.loss = loss, .learning_rate = 1e-3});
 //   }
 //
-// docs/observability.md lists the metrics. All ranks make a log, and the same calls in the same order; rank 0 writes.
+// docs/observability.md lists the metrics. All ranks make a log, and the same calls in the same order. Rank 0 writes.
 
 #include <cstdint>
 #include <functional>
@@ -107,7 +107,7 @@ class TrainingLog {
 void add_log_options(CLI::App& app, MetricsTarget& target, const std::string& group);
 /// Makes the folder absolute.
 void resolve_folder(MetricsTarget& target);
-/// Throws ValueError for what cannot be written or served.
+/// Throws ValueError if the folder cannot be written to or the port cannot be served.
 void check_target(const MetricsTarget& target);
 
 }  // namespace tessera::examples

@@ -1,7 +1,7 @@
-// Activation checkpointing: backward computes activations again in place of keeping them.
+// Activation checkpointing: backward recomputes activations instead of keeping them.
 // `./bazelw run //examples:activation_checkpoint`
 //
-// A stack of blocks in one process, with and without it: the same gradients, a fraction of the memory.
+// A stack of blocks in one process, with and without checkpointing: equal gradients for a fraction of the memory.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
@@ -39,13 +39,13 @@ nn::Sequential make_model() {
   return model;
 }
 
-/// Memory that this process has allocated now, in MB.
+/// Returns the memory that this process has allocated, in MB.
 double memory_in_use() {
   const auto info = mallinfo2();
   return static_cast<double>(info.uordblks + info.hblkhd) / 1e6;
 }
 
-/// Gradients after one backward; prints how much memory forward leaves occupied until then.
+/// Returns the gradients after one backward. Prints the memory that forward leaves allocated for it.
 std::vector<at::Tensor> run(nn::Sequential model, const char* what) {
   torch::manual_seed(1);
   const at::Tensor x = at::randn({4000, 64});

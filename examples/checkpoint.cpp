@@ -1,7 +1,8 @@
 // Checkpoints: saved by three ranks in the background, read by two. `./bazelw run //examples:checkpoint`
 //
-// Three ranks train a network for 15 steps and end there, as if the machine had been taken away. Two ranks find the
-// last checkpoint, go on to step 30, and end with the parameters of a model that one process trained without a break.
+// Three ranks train a network for 15 steps and end there, as if the machine had been taken away. Two ranks load the
+// last checkpoint and continue to step 30. Their parameters equal those of a model that one process trained without a
+// break.
 
 #include "checkpoint/checkpoint.h"
 
@@ -40,7 +41,7 @@ struct NetImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Net);
 
-// A step on this rank's rows of the batch, which is the same whatever the number of ranks.
+// Runs a step on this rank's rows of the batch. The batch is the same for any number of ranks.
 void train(Net& net, torch::optim::Optimizer& optimizer, int64_t step, int64_t rank, int64_t ranks) {
   torch::manual_seed(static_cast<uint64_t>(step) + 1);
   const at::Tensor batch = at::randn({12, 8});

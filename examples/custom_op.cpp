@@ -1,9 +1,8 @@
-// An op of one's own on DTensors. `./bazelw run //examples:custom_op`
+// A custom op on DTensors. `./bazelw run //examples:custom_op`
 //
-// A robot's tracks, [tracks, steps, coordinates], are smoothed along the steps by a kernel of this program. Tracks do
-// not know of each other, so they may be cut over the ranks; where the steps are cut, a rank lacks its neighbours'
-// steps, and the tensor is moved first. register_sharding says so, and the op then runs on DTensors as on plain
-// tensors.
+// A kernel of this program smooths a robot's tracks, [tracks, steps, coordinates], along the steps. Tracks are
+// independent, so they may be sharded. If the steps are sharded, a rank lacks its neighbors' steps, so the tensor must
+// be redistributed first. register_sharding declares this, and then the op runs on DTensors as on plain tensors.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -21,7 +20,7 @@ using namespace tessera;
 
 namespace {
 
-// The mean of each step and the one before it.
+// Replaces each step after the first with the mean of that step and the previous one.
 at::Tensor smooth(const at::Tensor& tracks) {
   at::Tensor result = tracks.clone();
   const int64_t steps = tracks.size(1);
@@ -29,7 +28,7 @@ at::Tensor smooth(const at::Tensor& tracks) {
   return result;
 }
 
-// What the result looks like, without data.
+// Returns a tensor with the result's metadata, without data.
 at::Tensor smooth_meta(const at::Tensor& tracks) {
   return at::empty_like(tracks);
 }
@@ -52,7 +51,7 @@ at::Tensor call_smooth(const at::Tensor& tracks) {
   return op.call(tracks);
 }
 
-// What a cut of the operand makes of the output, for one axis of a mesh.
+// Returns the output's placement for each valid placement of the operand, on one axis of a mesh.
 Strategies strategies_of_smooth(const OpCall&) {
   return {{.operands = {Shard(0)}, .outputs = {Shard(0)}}, {.operands = {Shard(2)}, .outputs = {Shard(2)}}};
 }

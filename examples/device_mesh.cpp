@@ -1,6 +1,6 @@
 // DeviceMesh: a named grid of ranks. `./bazelw run //examples:device_mesh`
 //
-// Six ranks as {dp: 2, tp: 3}. Each axis has a process group of its own; slices of the mesh are meshes.
+// Six ranks form the mesh {dp: 2, tp: 3}. Each axis has a separate process group, and slices of the mesh are meshes.
 
 #include "device_mesh/device_mesh.h"
 
@@ -21,7 +21,7 @@ void run_rank() {
   const DeviceMesh mesh = init_device_mesh(at::kCPU, {2, 3}, {"dp", "tp"});
   const DeviceMesh tp = mesh["tp"];  // the ranks of this rank's row
 
-  // A sum over each axis of the number of the rank: the collectives of a mesh run in the group of an axis.
+  // Sums the rank numbers over each axis: a mesh's collectives run in the group of an axis.
   const auto sum_over = [&](const DeviceMesh& axis) {
     const at::Tensor sum = at::full({1}, get_rank());
     all_reduce(sum, ReduceOp::Sum, axis.group());

@@ -1,7 +1,7 @@
-// DTensor: one tensor that lies on many ranks. `./bazelw run //examples:dtensor`
+// DTensor: one tensor distributed over many ranks. `./bazelw run //examples:dtensor`
 //
-// A [5, 4] matrix is cut over two ranks, multiplied, moved to other placements, and differentiated. Ops are libtorch's
-// own; a DTensor is an at::Tensor of the global size.
+// A [5, 4] matrix is sharded over two ranks, multiplied, redistributed, and differentiated. The ops are libtorch's; a
+// DTensor is an at::Tensor of the global size.
 
 #include "dtensor/dtensor.h"
 
@@ -35,14 +35,14 @@ void run_rank() {
   show("rows", rows);
   show("weight", weight);
 
-  const at::Tensor product = rows.mm(weight);  // each rank multiplies its rows: nothing is sent
+  const at::Tensor product = rows.mm(weight);  // each rank multiplies its rows, without communication
   show("rows.mm(weight)", product);
-  const at::Tensor total = product.sum();  // each rank has a term of the sum
+  const at::Tensor total = product.sum();  // partial: each rank has a term of the sum
   show("its sum", total);
   show("as columns", redistribute(product, {Shard(1)}));  // an all-to-all
 
   total.backward();
-  show("weight.grad", weight.grad());  // terms, which whoever needs the gradient adds up
+  show("weight.grad", weight.grad());  // partial; full_tensor() adds the terms
   const float sum = full_tensor(total.detach()).item<float>();
   const at::Tensor gradient = full_tensor(weight.grad());
   if (get_rank() == 0) {

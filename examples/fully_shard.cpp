@@ -1,7 +1,7 @@
-// fully_shard: every rank keeps a part of each parameter, and has the whole only while a module runs.
+// fully_shard: every rank keeps a shard of each parameter, and the full parameter only while a module runs.
 // `./bazelw run //examples:fully_shard`
 //
-// Three ranks train a small network, each on data of its own. A copy of the model, trained in one process on all data,
+// Three ranks train a small network, each on different data. A copy of the model, trained in one process on all data,
 // ends with the same parameters.
 
 #include "fully_shard/fully_shard.h"
@@ -32,7 +32,7 @@ struct NetImpl : torch::nn::Module {
 
   nn::Linear up{nullptr}, down{nullptr};
 };
-TESSERA_MODULE(Net);  // TORCH_MODULE, with a place for hooks
+TESSERA_MODULE(Net);  // TORCH_MODULE with a hook point
 
 at::Tensor compute_loss(Net& net, const at::Tensor& x) {
   return (net(x) - x.sum(1, /*keepdim=*/true).sin()).square().mean();
@@ -42,21 +42,21 @@ void run_rank() {
   init_process_group();
   const int64_t rank = get_rank(), ranks = get_world_size();
   Net net, reference;
-  torch::optim::Adam optimizer(net->parameters(), 1e-2);  // before or after sharding, as you like
+  torch::optim::Adam optimizer(net->parameters(), 1e-2);  // before or after sharding
   torch::optim::Adam reference_optimizer(reference->parameters(), 1e-2);
 
   const DeviceMesh mesh = init_device_mesh(at::kCPU, {ranks}, {"dp"});
-  fully_shard(net->up, {.mesh = mesh});  // units of communication, submodules first
-  fully_shard(net, {.mesh = mesh});      // what is left: `down`
+  fully_shard(net->up, {.mesh = mesh});  // units, submodules first
+  fully_shard(net, {.mesh = mesh});      // the remaining `down`
   if (rank == 0) {
     fmt::print("up.weight is a {}\n", describe(net->up->weight));
   }
 
   for (int step = 0; step <= 100; ++step) {
     torch::manual_seed(static_cast<uint64_t>(step) + 1);
-    const at::Tensor batch = at::randn({4 * ranks, 8});  // all ranks', of which this one takes its own rows
+    const at::Tensor batch = at::randn({4 * ranks, 8});  // for all ranks; each takes its own rows
     optimizer.zero_grad();
-    compute_loss(net, batch.narrow(0, 4 * rank, 4)).backward();  // gradients: averages over the ranks, sharded
+    compute_loss(net, batch.narrow(0, 4 * rank, 4)).backward();  // sharded gradients, averaged over the ranks
     optimizer.step();                                            // of this rank's rows only
 
     reference_optimizer.zero_grad();

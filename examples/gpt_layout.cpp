@@ -24,8 +24,8 @@ bool has_axis(const DeviceMesh& mesh, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Matrices by columns and then by rows, so that a block sends twice, once for attention and once for the MLP. Between
-/// the two the activations stay DTensors, so that the model's view() into heads sees the number of all heads.
+/// Shards matrices by columns and then by rows, so that a block communicates twice: for attention and for the MLP. In
+/// between, activations stay DTensors, so that the model's view() into heads sees the number of all heads.
 ParallelPlan tensor_parallel_plan(bool sequence_parallel) {
   const Placement residual = sequence_parallel ? Placement(Shard(1)) : Placement(Replicate());
   const ColwiseParallel columns;
@@ -46,7 +46,7 @@ ParallelPlan tensor_parallel_plan(bool sequence_parallel) {
   return plan;
 }
 
-/// Each block is gathered and reduced on its own; embeddings, last norm and output layer belong to the root.
+/// Makes each block a unit. Embeddings, last norm and output layer belong to the root.
 void shard(Gpt& model, const DeviceMesh& mesh, bool bf16) {
   MixedPrecisionPolicy policy;
   if (bf16) {
@@ -66,7 +66,8 @@ MeshShape checked_shape(MeshShape shape, int64_t world_size) {
   TESSERA_CHECK(ValueError, shape.tp >= 1, "--tp {}: must be at least 1", shape.tp);
   TESSERA_CHECK(ValueError, shape.replicate >= 1, "--replicate {}: must be at least 1", shape.replicate);
   TESSERA_CHECK(ValueError, shape.dp >= 0, "--dp {}: must be at least 1, or 0 for what the other axes leave", shape.dp);
-  const bool is_small = shape.tp <= world_size && shape.replicate <= world_size;  // so that the product is a number
+  const bool is_small =
+      shape.tp <= world_size && shape.replicate <= world_size;  // so that the product does not overflow
   const int64_t others = is_small ? shape.tp * shape.replicate : 0;
   TESSERA_CHECK(ValueError, is_small && world_size % others == 0,
                 "--tp {} and --replicate {}: their product must divide the {} ranks; start more with --nproc", shape.tp,
@@ -92,7 +93,7 @@ Gpt make_model(const GptConfig& config, uint64_t seed, const LayoutOptions& opti
   Gpt model(config, seed);
   if (!options.meta_init && options.device != at::kCPU) {
     model->to(at::Device(options.device));
-    model->initialize(seed);  // by the device's generator, as materialize() does
+    model->initialize(seed);  // with the device's generator, like materialize()
   }
   return model;
 }

@@ -29,8 +29,8 @@ at::Tensor BlockImpl::attend(const at::Tensor& x) {
   const int64_t batch = x.size(0);
   const int64_t time = x.size(1);
   const int64_t dim = x.size(2);
-  // [batch, time, heads, 3, head dim] -> three of [batch, heads, time, head dim]. The heads come first, so that a part
-  // of the features is whole heads with their queries, keys and values.
+  // [batch, time, heads, 3, head dim] -> three of [batch, heads, time, head dim]. The heads come first, so that a shard
+  // of the features has whole heads with their queries, keys and values.
   const auto parts = qkv(x).view({batch, time, heads, 3, dim / heads}).permute({3, 0, 2, 1, 4}).unbind(0);
   const at::Tensor attended =
       at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{}, /*dropout_p=*/0.0,
@@ -56,7 +56,7 @@ GptImpl::GptImpl(const GptConfig& given, uint64_t seed) : config(given) {
   initialize(seed);
 }
 
-// As GPT-2, whose 0.02 is 0.55 / sqrt(768); narrower for the 2 x layers matrices whose results add up in the residual.
+// Like GPT-2 (0.02 is 0.55 / sqrt(768)), and narrower for the 2 x layers matrices that add to the residual stream.
 void GptImpl::initialize(uint64_t seed) {
   const torch::NoGradGuard no_grad;
   const at::Generator generator = new_generator(parameters().front().device(), seed);
@@ -70,7 +70,7 @@ void GptImpl::initialize(uint64_t seed) {
     } else if (name.ends_with("bias")) {
       item.value().zero_();
     } else {
-      item.value().fill_(1);  // of norms
+      item.value().fill_(1);  // weights of norms
     }
   }
 }

@@ -1,7 +1,7 @@
 // HSDP: shards inside a group of ranks, replicas across groups. `./bazelw run //examples:hsdp`
 //
-// Four ranks as {replicate: 2, shard: 2}. Each pair holds the model once; gradients are reduce-scattered inside a pair
-// and all-reduced across the pairs, so that most bytes stay inside (a host, say).
+// Four ranks form the mesh {replicate: 2, shard: 2}. Each pair holds the model once. Gradients are reduce-scattered
+// within a pair and all-reduced across pairs, so that most bytes stay within a pair, such as a host.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>
@@ -36,7 +36,7 @@ void run_rank() {
   fully_shard(net, {.mesh = mesh});
 
   torch::optim::SGD optimizer(net->parameters(), 0.05);
-  torch::manual_seed(static_cast<uint64_t>(get_rank()));  // each rank has data of its own
+  torch::manual_seed(static_cast<uint64_t>(get_rank()));  // different data on each rank
   reset_comm_stats();
   for (int step = 0; step < 20; ++step) {
     const at::Tensor x = at::randn({16, 8});

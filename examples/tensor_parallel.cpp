@@ -1,8 +1,8 @@
-// Tensor parallelism: each matrix is cut over the ranks, which all see the same data.
+// Tensor parallelism: each matrix is sharded over the ranks, and all ranks see the same data.
 // `./bazelw run //examples:tensor_parallel`
 //
-// Three ranks compute an MLP whose 16 hidden features do not divide by three. A plan says which layer is cut how; the
-// model knows nothing of it.
+// Three ranks compute an MLP with 16 hidden features, which three does not divide. A plan says how each layer is
+// sharded; the model's code does not change.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
@@ -40,8 +40,8 @@ void run_rank() {
   const DeviceMesh mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
   Mlp mlp, reference;
   parallelize_module(mlp, mesh,
-                     {{"up", ColwiseParallel()},      // some hidden features on each rank ...
-                      {"down", RowwiseParallel()}});  // ... and a term of each output feature
+                     {{"up", ColwiseParallel()},      // each rank has some hidden features
+                      {"down", RowwiseParallel()}});  // and a term of each output feature
 
   torch::manual_seed(1);
   const at::Tensor x = at::randn({4, 8});

@@ -1,8 +1,8 @@
-// A training program of the usual parts: a DataLoader with a sampler for several ranks, gradient clipping, a learning
-// rate schedule, evaluation, and a mean over the ranks to print. `./bazelw run //examples:train_loop`
+// A training program with the usual parts: a DataLoader with a distributed sampler, gradient clipping, a learning rate
+// schedule, evaluation, and a mean over the ranks to print. `./bazelw run //examples:train_loop`
 //
-// Two ranks learn a function of two variables from 1001 samples. The comments say what differs from a program of one
-// process.
+// Two ranks learn a function of two variables from 1001 samples. The comments mark the differences from a program for
+// one process.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
@@ -38,7 +38,7 @@ struct NetImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Net);  // was TORCH_MODULE
 
-/// Samples of sin(3 a) * b. Every rank can make all of them; the sampler says which ones it does make.
+/// Samples of sin(3 a) * b. Every rank can compute all of them; the sampler selects those that it does compute.
 class Waves : public torch::data::datasets::Dataset<Waves> {
  public:
   Waves(uint64_t seed, int64_t samples)
@@ -53,17 +53,17 @@ class Waves : public torch::data::datasets::Dataset<Waves> {
   at::Tensor points_;
 };
 
-/// This rank's batches of an epoch: as many on every rank, since every rank takes part in each gather of parameters.
-/// 1001 samples do not divide by two ranks, so that the sampler gives one of them twice (allow_duplicates).
+/// Returns this rank's batches of an epoch. Every rank has the same number, since every rank takes part in each gather
+/// of parameters. Two ranks do not divide 1001 samples, so the sampler repeats one (allow_duplicates).
 auto make_loader(const Waves& data, const DeviceMesh& dp, size_t epoch) {
   torch::data::samplers::DistributedRandomSampler sampler(*data.size(), static_cast<size_t>(dp.size()),
                                                           static_cast<size_t>(dp.local_rank("dp")),
                                                           /*allow_duplicates=*/true);
-  sampler.set_epoch(epoch);  // another order in each, the same on all ranks
+  sampler.set_epoch(epoch);  // a new order in each epoch, equal on all ranks
   return torch::data::make_data_loader(Waves(data).map(torch::data::transforms::Stack<>()), sampler, /*options=*/32);
 }
 
-/// The mean of the ranks' values.
+/// Returns the mean of the ranks' values.
 double mean_over_ranks(double value) {
   const at::Tensor mean = at::full({}, value, at::kDouble);
   all_reduce(mean, ReduceOp::Avg, default_group());
@@ -118,7 +118,7 @@ void run_rank() {
   for (size_t epoch = 1; epoch <= 20; ++epoch) {
     const double trained = train(net, optimizer, data, dp, epoch);
     schedule.step();
-    const double evaluated = evaluate(net, unseen, dp);  // every rank, as it gathers parameters too
+    const double evaluated = evaluate(net, unseen, dp);  // on every rank, as it gathers parameters
     if (get_rank() == 0 && epoch % 4 == 0) {
       fmt::print("epoch {:>2}: loss {:.5f}, of unseen samples {:.5f}\n", epoch, trained, evaluated);
     }

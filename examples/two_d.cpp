@@ -1,7 +1,7 @@
 // 2-D parallelism: fully_shard on top of tensor parallelism, by stacking placements. `./bazelw run //examples:two_d`
 //
-// Four ranks as {dp: 2, tp: 2}. Ranks of one tp group share the work on the same data; fully_shard cuts over dp what tp
-// has cut before. The order is always the same: plan, checkpointing, fully_shard.
+// Four ranks form the mesh {dp: 2, tp: 2}. Ranks of one tp group share the work on the same data; fully_shard then
+// shards over dp what tp has sharded. The order is always the same: plan, checkpointing, fully_shard.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
@@ -41,7 +41,7 @@ nn::Sequential make_model() {
   torch::manual_seed(0);
   nn::Sequential model;
   for (int i = 0; i < 3; ++i) {
-    model->push_back("block" + std::to_string(i), Block(5));  // 5 and 15 features on 2 x 2 ranks: uneven everywhere
+    model->push_back("block" + std::to_string(i), Block(5));  // 5 and 15 features on 2 x 2 ranks: all shards are uneven
   }
   return model;
 }

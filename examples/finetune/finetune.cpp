@@ -1,5 +1,5 @@
-// Trains a model of Hugging Face further: `./bazelw run //examples:finetune -- --data README.md --out /tmp/tuned`
-// (-- --help for the options). run_rank() is the whole of it; the rest prepares and reports.
+// Fine-tunes a Hugging Face model: `./bazelw run //examples:finetune -- --data README.md --out /tmp/tuned`
+// (-- --help for the options). run_rank() does the training; the rest prepares and reports.
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -63,7 +63,7 @@ models::Decoder load_model(const FinetuneOptions& options, const DeviceMesh& mes
   return models::from_pretrained(options.model, load);
 }
 
-/// Whether the lines of a file are chats; the first one says.
+/// Returns whether the lines of a file are chats, according to the first one.
 bool has_chats(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -106,12 +106,12 @@ data::TokenDataset open_data(const FinetuneOptions& options, const models::Decod
   return data::TokenDataset(data);
 }
 
-/// Returns parts of the rows of a tensor, which may be undefined.
+/// Splits a tensor, which may be undefined, by rows into parts.
 std::vector<at::Tensor> split_rows(const at::Tensor& tensor, int64_t parts) {
   return tensor.defined() ? tensor.tensor_split(parts) : std::vector<at::Tensor>(static_cast<size_t>(parts));
 }
 
-/// Returns batches of a part's rows each.
+/// Splits a batch by rows into parts.
 std::vector<data::Batch> split_batch(const data::Batch& batch, int64_t parts) {
   const auto ids = split_rows(batch.ids, parts), labels = split_rows(batch.labels, parts),
              segment_ids = split_rows(batch.segment_ids, parts);
@@ -124,12 +124,12 @@ std::vector<data::Batch> split_batch(const data::Batch& batch, int64_t parts) {
   return result;
 }
 
-/// Returns how many tokens of a batch count.
+/// Returns the number of tokens of a batch that count for the loss.
 at::Tensor count_labels(const data::Batch& batch) {
   return (batch.labels.narrow(1, 1, batch.labels.size(1) - 1) != -100).sum().to(at::kDouble);
 }
 
-/// Returns the sum of a batch's losses over `label_count`, and with a router that model's loss for it.
+/// Returns the sum of a batch's losses over `label_count`, plus the auxiliary loss of a model with a router.
 at::Tensor loss_of(models::Decoder& model, const data::Batch& batch, double label_count, double router_weight) {
   const auto loss =
       model->forward(batch.ids, {.segment_ids = batch.segment_ids, .labels = batch.labels, .label_count = label_count});
@@ -137,8 +137,8 @@ at::Tensor loss_of(models::Decoder& model, const data::Batch& batch, double labe
   return has_router_loss ? loss + models::router_aux_loss(model) * router_weight : loss;
 }
 
-/// Computes the gradients of one global batch, of which `batch` is this rank's part, in `passes`. Returns its mean loss
-/// per token that counts.
+/// Computes the gradients of one global batch in `passes`, where `batch` is this rank's part. Returns the batch's mean
+/// loss per token that counts.
 double train_step(models::Decoder& model, const data::Batch& batch, const DeviceMesh& dp, int64_t passes) {
   const auto count = count_labels(batch);
   all_reduce(count, ReduceOp::Sum, dp.group("dp"));
@@ -147,9 +147,9 @@ double train_step(models::Decoder& model, const data::Batch& batch, const Device
   const auto mean = at::zeros({}, at::kDouble);
   for (size_t pass = 0; pass < parts.size(); ++pass) {
     const bool is_last = pass + 1 == parts.size();
-    fsdp(model).set_requires_gradient_sync(is_last);  // parameters are gathered once for each, gradients reduced once
+    fsdp(model).set_requires_gradient_sync(is_last);  // one gather per pass, one reduction
     fsdp(model).set_reshard_after_backward(is_last);
-    // Gradients are averaged over the ranks of dp; so this is their sum, over all tokens.
+    // Gradients are averaged over the ranks of dp, so this scale yields their sum over all tokens.
     const auto loss =
         loss_of(model, parts[pass], tokens / static_cast<double>(dp.size()), 1 / static_cast<double>(passes));
     loss.backward();
@@ -159,7 +159,7 @@ double train_step(models::Decoder& model, const data::Batch& batch, const Device
   return mean.item<double>();
 }
 
-/// Does the same for a whole global batch, which all ranks have.
+/// Does the same for a whole global batch, equal on all ranks.
 double train_parts(models::Decoder& model, const data::Batch& batch, LayoutIndependentGradients& gradients,
                    int64_t count) {
   const auto parts = split_batch(batch, count);
@@ -181,7 +181,7 @@ std::unique_ptr<TrainingLog> open_log(const FinetuneOptions& options, const Devi
                          .peak_memory_bytes = [] { return peak_memory_bytes(at::kCPU); }});
 }
 
-/// Returns the number of steps that are done.
+/// Returns the number of finished steps.
 int64_t resume(const FinetuneOptions& options, dcp::Checkpointer& checkpointer, models::Decoder& model,
                optim::FusedAdamW& optimizer, data::TokenDataset& dataset) {
   dcp::StateDict position = dataset.state_dict();
@@ -195,7 +195,7 @@ int64_t resume(const FinetuneOptions& options, dcp::Checkpointer& checkpointer, 
   return step;
 }
 
-/// On disk or in memory, if one is due after so many steps.
+/// Saves to disk or to memory, if a checkpoint is due after `done` steps.
 void save_checkpoints(const FinetuneOptions& options, int64_t done, dcp::Checkpointer& checkpointer,
                       const std::function<dcp::State()>& state) {
   const auto is_due = [&](int64_t every) { return every > 0 && done % every == 0; };
@@ -206,7 +206,7 @@ void save_checkpoints(const FinetuneOptions& options, int64_t done, dcp::Checkpo
   }
 }
 
-/// Saves under another name first: a run that is killed meanwhile leaves nothing that looks whole.
+/// Saves under another name first, so that a run killed meanwhile leaves nothing that looks complete.
 void save_result(const FinetuneOptions& options, models::Decoder& model) {
   const std::string unfinished = options.out + ".incomplete";
   if (get_rank() == 0) {
@@ -221,7 +221,7 @@ void save_result(const FinetuneOptions& options, models::Decoder& model) {
     }
     models::save_pretrained(model, unfinished);
   }
-  // A start that ended after this has left the same result.
+  // An earlier start that ended after this line has left the same result.
   if (get_rank() == 0 && !std::filesystem::exists(options.out)) {
     std::filesystem::rename(unfinished, options.out);
   }
@@ -309,7 +309,7 @@ void run_rank(const FinetuneOptions& options) {
   destroy_process_group();
 }
 
-/// Makes the folder of the tiny model, if that is what the user wants.
+/// Makes the folder of the tiny model if the user asks for it.
 void prepare_model(const std::string& folder) {
   if (std::filesystem::exists(folder + "/config.json")) {
     return;

@@ -1,4 +1,4 @@
-// Continues a text with a model of Hugging Face: `./bazelw run //examples:generate -- --model DIR --prompt "..."`
+// Continues a text with a Hugging Face model: `./bazelw run //examples:generate -- --model DIR --prompt "..."`
 // (-- --help for the options). The text appears as it is generated.
 
 #include <ATen/Parallel.h>

@@ -35,7 +35,7 @@ at::Tensor read_bytes(const std::string& path) {
   return bytes;
 }
 
-// SplitMix64's finaliser: neighbouring inputs give unrelated numbers, the same ones on every machine.
+// SplitMix64's finalizer: maps neighboring inputs to unrelated numbers, the same on every machine.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;

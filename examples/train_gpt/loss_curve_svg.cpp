@@ -25,7 +25,7 @@ constexpr double kBottom = 420;
 constexpr const char* kTrainColor = "#2563eb";
 constexpr const char* kValidationColor = "#d97706";
 
-/// An axis from a round number to a round number, mapped to pixels.
+/// An axis between two round numbers, mapped to pixels.
 struct Axis {
   double low = 0;
   double high = 1;
@@ -95,7 +95,7 @@ std::string axes(const Axis& x, const Axis& y) {
   return svg;
 }
 
-/// A gap where a loss is not finite.
+/// Draws a curve, with a gap where a loss is not finite.
 std::string curve(const std::vector<LossPoint>& points, const Axis& x, const Axis& y, const char* style) {
   std::string path;
   bool pen_down = false;
@@ -110,8 +110,8 @@ std::string curve(const std::vector<LossPoint>& points, const Axis& x, const Axi
   return fmt::format("<path fill=\"none\" {} d=\"{}\"/>\n", style, path);
 }
 
-/// The mean of each point, up to `width` points before it and no more after it: the first ones, where the loss falls
-/// steeply, stay as they are.
+/// Returns for each point the mean over up to `width` points before it and the same number after it. The first points,
+/// where the loss falls steeply, therefore keep their values.
 std::vector<LossPoint> smoothed(const std::vector<LossPoint>& points, size_t width) {
   std::vector<LossPoint> result;
   for (size_t i = 0; i < points.size(); ++i) {

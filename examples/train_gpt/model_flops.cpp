@@ -2,7 +2,7 @@
 
 namespace tessera::examples {
 
-// Doubles: the products of large models' sizes do not fit into integers for long.
+// Computes in double, because the products of large models' sizes overflow integers.
 double matrix_parameters(const GptConfig& model) {
   const auto dim = static_cast<double>(model.dim);
   constexpr double kQkv = 3, kAttentionOut = 1, kMlpIn = 4, kMlpOut = 4;  // dim x dim of each

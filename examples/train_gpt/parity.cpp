@@ -13,7 +13,7 @@ namespace tessera::examples {
 
 namespace {
 
-// Not finite if either value is not, where std::max would pass over it.
+// Returns the larger value, or NaN if either is NaN, which std::max would ignore.
 double larger(double a, double b) {
   return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b);
 }

@@ -25,7 +25,7 @@ double peak_resident_bytes() {
   throw Error("the peak memory of a rank: /proc/self/status has no VmHWM; is /proc mounted?");
 }
 
-// Through c10's interface, so that no CUDA header is needed.
+// Uses c10's interface, which needs no CUDA header.
 double peak_allocated_bytes(c10::DeviceType device) {
   const c10::DeviceIndex current = c10::impl::getDeviceGuardImpl(device)->getDevice().index();
   const auto stats = c10::getDeviceAllocator(device)->getDeviceStats(current);

@@ -51,7 +51,7 @@ TrainCheckpoint::TrainCheckpoint(Trainer& trainer, const TrainOptions& options, 
       checkpointer_(options.checkpoint_dir,
                     {.keep_last = options.keep_last, .memory_folder = memory_folder(options.restarts)}) {}
 
-/// What decides which samples a step sees and how it learns from them, by option.
+/// Returns the options that determine each step's samples and how it learns from them.
 dcp::StateDict TrainCheckpoint::run_values() const {
   return {{"seed", static_cast<int64_t>(options_.seed)},
           {"data", data_.fingerprint()},
@@ -79,7 +79,7 @@ dcp::State TrainCheckpoint::state(int64_t done) {
 
 void TrainCheckpoint::check_same_run(const std::string& path) const {
   const auto own = run_values();
-  // What the checkpoint lacks stays as it is here.
+  // Values that the checkpoint lacks keep those of this run.
   dcp::State saved{.user = own};
   dcp::load(path, saved, {.strict = false});
   for (const auto& [key, value] : own) {

@@ -1,6 +1,6 @@
 // Trains a byte-level GPT under fully_shard: `./bazelw run //examples:train_gpt` (-- --help for the options).
 //
-// The model is in gpt_model, what shards and trains it in trainer; this file starts the ranks and shows the results.
+// gpt_model defines the model, and trainer shards and trains it. This file starts the ranks and shows the results.
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -51,7 +51,7 @@ std::string backend_name() {
   return get_world_size() > 1 ? get_backend(default_group()) : "one rank, no backend";
 }
 
-/// "fully_shard over 2 ranks, on top of tensor parallelism over 2, activations computed again"
+/// Returns, for example, "fully_shard over 2 ranks, on top of tensor parallelism over 2, activations computed again".
 std::string layout_name(const TrainOptions& options) {
   const MeshShape mesh = checked_shape(options.mesh, get_world_size());
   std::string name = fmt::format("fully_shard over {} ranks", mesh.dp);
@@ -145,7 +145,7 @@ std::unique_ptr<TrainingLog> open_log(const TrainOptions& options, const Trainer
   return std::make_unique<TrainingLog>(std::move(log));
 }
 
-// Rank 0 then trains alone, for as long as all together have trained and longer, and the others wait for it.
+// Rank 0 trains alone then, at least as long as all ranks together did, while the others wait for it.
 constexpr auto kParityTimeout = std::chrono::hours(24);
 
 int run_rank(const TrainOptions& options, const ByteData& data) {
@@ -207,7 +207,7 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
   return exit_code;
 }
 
-// From SIGINT or SIGTERM to the end of ranks that go on: a step and a checkpoint must fit into it.
+// Time from SIGINT or SIGTERM until ranks that continue are killed: a step and a checkpoint must fit into it.
 constexpr auto kStopGraceWithCheckpoint = std::chrono::minutes(5);
 
 int launch(const TrainOptions& options) {
@@ -218,7 +218,7 @@ int launch(const TrainOptions& options) {
   return launch_local(launch);
 }
 
-/// For any number of ranks that restarts may come to.
+/// Checks the options for every number of ranks that restarts may lead to.
 void check_for_restarts(const TrainOptions& options) {
   check_train_options(options, options.nproc);
   for (int ranks = options.restarts.min_ranks; ranks > 0 && ranks < options.nproc; ++ranks) {
@@ -232,8 +232,8 @@ int fail(const std::exception& error, const std::string& place = "") {
   return error_exit_code(error);
 }
 
-// Everything that can be seen to be wrong is refused before ranks start. Under another launcher all ranks see the same
-// fault, and one on each host reports it.
+// Rejects all detectable errors before ranks start. Under another launcher all ranks see the same error, and one on
+// each host reports it.
 int run(int argc, char** argv) {
   const RankEnvironment ranks = rank_environment();
   const bool has_launcher = launched_as_rank();
@@ -278,10 +278,10 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    // If stdout is closed, libtorch's next socket has its number.
+    // If stdout is closed, libtorch's next socket gets its number.
     TESSERA_CHECK(Error, fcntl(STDOUT_FILENO, F_GETFD) >= 0, "stdout cannot be written: {}", std::strerror(errno));
     const int code = tessera::examples::run(argc, argv);
-    // What CLI11 wrote: the help and the version.
+    // Flushes CLI11's output: the help and the version.
     TESSERA_CHECK(Error, std::cout.flush().good(), "stdout cannot be written: {}", std::strerror(errno));
     return code;
   } catch (const std::exception& error) {

@@ -30,7 +30,7 @@ constexpr const char* kExamples =
     "  ./bazelw run --config=cuda //examples:train_gpt -- --device cuda --bf16 --peak-tflops 989\n"
     "  mpirun -n 2 bazel-bin/examples/train_gpt --dim 256 --layers 6 --heads 8";
 
-/// CLI11 takes -1 for the largest unsigned number.
+/// Rejects negative numbers, because CLI11 reads -1 as the largest unsigned number.
 std::string check_not_negative(const std::string& text) {
   return text.starts_with('-') ? text + ": must not be negative" : std::string();
 }

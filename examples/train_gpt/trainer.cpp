@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Linear warm-up, then a cosine from `peak` to a tenth of it.
+/// Returns the rate of a linear warm-up, then a cosine from `peak` to a tenth of it.
 double learning_rate(int64_t step, double peak, int64_t warmup, int64_t steps) {
   if (step < warmup) {
     return peak * static_cast<double>(step + 1) / static_cast<double>(warmup);
@@ -165,7 +165,7 @@ Batch Trainer::read_batch(int64_t step, int slice, int64_t pass) {
   return data_.train_batch(step, slice_range(layout_.first_slice + slice, 0, options_.batch, pass), options_.batch);
 }
 
-/// The batches' tensors stay, since they are the captured step's input.
+/// Keeps the batches' tensors, since they are the captured step's input.
 at::Tensor Trainer::captured_train_step(int64_t step) {
   const at::Device device(options_.layout.device);
   const auto passes = static_cast<size_t>(options_.accumulate);
@@ -205,7 +205,7 @@ double Trainer::train_step(int64_t step) {
   }
   const at::Tensor loss_sum = compute_gradients([&](int slice, int64_t pass) { return read_batch(step, slice, pass); });
   finish_step(step);
-  // Reading the loss waits for a GPU: only here, so that all of the step's work is in the time of the step.
+  // Reading the loss waits for a GPU. It comes last, so that the step's time includes all of its work.
   return mean_over_slices(loss_sum.item<double>());
 }
 

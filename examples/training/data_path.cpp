@@ -19,7 +19,7 @@ std::string path_from_caller(const std::string& path) {
   return (caller != nullptr ? fs::path(caller) / path : fs::absolute(path)).lexically_normal().string();
 }
 
-// The text lies in the program's own folder; /proc/self/exe follows the links through which Bazel reaches the program.
+// The text is in the program's own folder; /proc/self/exe follows the links through which Bazel reaches the program.
 std::string default_data_path() {
   std::error_code failure;
   const fs::path program = fs::read_symlink("/proc/self/exe", failure);

@@ -14,7 +14,7 @@ namespace tessera::examples {
 
 namespace {
 
-/// For who asks from another host.
+/// Token for requests from other hosts.
 constexpr const char* kTokenVariable = "TESSERA_METRICS_TOKEN";
 
 MetricsServer::Options server_options(const MetricsTarget& target) {
@@ -28,7 +28,7 @@ TrainingLog::TrainingLog(TrainingLogOptions options) : options_(std::move(option
   const auto& names = options_.mesh.axis_names();
   for (int64_t axis = 0; axis < options_.mesh.ndim(); ++axis) {
     if (options_.mesh.size(axis) > 1) {
-      // An axis of all ranks has the default group, in which the program sends the rest, too.
+      // An axis of all ranks has the default group, so its bytes include the program's other communication.
       axes_.push_back(
           {.group = group_name(options_.mesh.group(axis)),
            .bytes_sent = metrics_.gauge("comm/bytes_per_step/" + names[static_cast<size_t>(axis)], AcrossRanks::Sum)});

@@ -12,7 +12,7 @@
 // A file contains:
 // - steps, forwards of modules, redistributions with their placements, and phases of checkpoints.
 // - each collective where it is issued and where it is waited for, with its bytes, group and unit.
-// - as spans beside the threads: collectives, gathers, backwards and reductions of units in flight.
+// - spans apart from the threads: collectives, gathers, backwards and reductions of units in flight.
 // - on request, ATen's ops and autograd's nodes on all threads, recorded by libtorch's profiler (Kineto).
 // - a GPU's kernels, always.
 

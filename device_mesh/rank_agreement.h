@@ -14,7 +14,7 @@ std::vector<std::string> all_gather_strings(const DeviceMesh& mesh, const std::s
 
 /// Description of a rank's next step.
 struct Statement {
-  std::vector<std::string> items;  // what this rank does, one line each
+  std::vector<std::string> items;  // this rank's actions, one line each
   std::string fault;               // why it cannot, or empty
 };
 

@@ -52,7 +52,7 @@ class FSDP {
   const FSDPOptions& options() const;
   ShardingStrategy sharding_strategy() const;  // on one rank, FULL_SHARD becomes NO_SHARD
   const DeviceMesh& device_mesh() const;
-  bool has_params() const;  // of its own, without those of inner units
+  bool has_params() const;  // without those of inner units
   /// Returns whether this is an outermost unit; before the first forward, makes it the root of the units below.
   bool check_is_root() const;
   TrainingState training_state() const;

@@ -45,7 +45,7 @@ struct MixedPrecision {
   std::optional<at::ScalarType> buffer_dtype = std::nullopt;
   bool cast_forward_inputs = false;      // of every unit, to param_dtype
   bool cast_root_forward_inputs = true;  // of the outermost unit
-  /// With a wrap policy, makes modules of these types units of their own in float32, casting their inputs and outputs.
+  /// With a wrap policy, makes modules of these types separate units in float32, casting their inputs and outputs.
   ModulePredicate module_classes_to_ignore =
       module_classes<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>();
 };

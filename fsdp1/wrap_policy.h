@@ -1,5 +1,5 @@
 #pragma once
-// Policies that choose which modules below a wrapped one become units of their own:
+// Policies that choose the modules below a wrapped one that become separate units:
 //
 //   module_wrap_policy<EncoderLayerImpl, DecoderLayerImpl>()        modules of these types
 //   lambda_auto_wrap_policy([](torch::nn::Module& m) { ... })       modules for which it returns true

@@ -27,7 +27,7 @@ struct WrapperState {
   bool mesh_was_given = false;  // rather than groups
   bool is_summoned = false;
   bool casts_around = false;                                  // stays in full precision inside a mixed-precision model
-  at::ScalarType full_precision = at::kFloat;                 // in which such a module computes
+  at::ScalarType full_precision = at::kFloat;                 // compute dtype of such a module
   std::optional<at::ScalarType> cast_back_to = std::nullopt;  // dtype of such a module's inputs
   struct CastBuffer {
     at::Tensor buffer;

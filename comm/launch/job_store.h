@@ -30,7 +30,7 @@ class UntrustedValue : public CommError {  // a value that no rank with this sec
   std::string text_;
 };
 
-/// A TCPStore whose calls end at the timeout and whose values are authenticated. They throw:
+/// A TCPStore with authenticated values. Its calls end at the timeout. They throw:
 /// - CommError if the server does not answer within the timeout.
 /// - StoreEnded if the connection has ended.
 /// - UntrustedValue for a value with a wrong or missing tag or, without a secret, with a tag.

@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-class RendezvousError : public CommError {  // a rank that may not take part, or whose peer has died
+class RendezvousError : public CommError {  // a rank may not take part, or its peer has died
  public:
   using CommError::CommError;
 };

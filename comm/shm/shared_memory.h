@@ -6,7 +6,7 @@
 // the system, even if peers still map them; these then find a 0 in the block's head.
 //
 // Temporary tensors, such as gradients, use blocks that are reused (shared_block), so that neither this process nor its
-// peers map them anew. A block's head counts its uses, so a reader can check afterwards that the data was still valid.
+// peers map them again. A block's head counts its uses, so a reader can check afterwards that the data was still valid.
 //
 //   | head: whether the block is alive, and its use count | the tensor |
 

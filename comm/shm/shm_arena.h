@@ -17,7 +17,7 @@ namespace tessera {
 
 /// State that a rank publishes to its peers. Steps are counted from the group's beginning.
 struct RankControl {
-  /// Number of steps whose slots this rank has filled, and whose slots it no longer needs.
+  /// Numbers of steps for which this rank has filled its slots (`posted`) and no longer needs them (`consumed`).
   alignas(128) std::atomic<uint64_t> posted;
   alignas(128) std::atomic<uint64_t> consumed;
   /// Futex on which this rank sleeps. Peers increment it, unless `awaits` is 0.

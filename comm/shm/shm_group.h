@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// A group whose works may be waited for in any order, also across groups. A waiting rank also advances the calls of
+/// A group that lets callers wait for works in any order, also across groups. A waiting rank also advances the calls of
 /// its other groups. A rank that fails, for example by a timeout, fails the group's other ranks; every later call of a
 /// failed group fails.
 /// Thread safety: calls from one thread at a time; other groups may be used by other threads.

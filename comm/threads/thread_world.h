@@ -36,7 +36,7 @@ class ThreadGroup {
     PendingCollective() = default;
     PendingCollective(const PendingCollective&) = delete;
     PendingCollective& operator=(const PendingCollective&) = delete;
-    /// Waits for the device if a rank did not wait for its call, whose tensors are freed here.
+    /// Waits for the device if a rank did not wait for its call, because this frees the call's tensors.
     ~PendingCollective();
 
     std::vector<CollectiveCall> calls;

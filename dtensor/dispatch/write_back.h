@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// Copies `local`, placed by `spec`, which the op wrote instead of `operand`, to the operand's placements. A Partial
-/// tensor has it as its only term. A NormPartial one, whose terms cannot be negative, becomes replicated. Throws
+/// tensor has it as its only term. A NormPartial one becomes replicated, because its terms cannot be negative. Throws
 /// NotImplementedError, on every rank if the program keeps the same tensors on all, if other tensors share that norm's
 /// memory.
 void write_back(const c10::OperatorHandle& op, const CallOperand& operand, const at::Tensor& local,

@@ -64,7 +64,7 @@ inline void count_write(const at::Tensor& tensor) {
   }
 }
 
-/// Throws StateError, on every rank, if `meta` is a copied view whose viewed tensor was written since. `where` names
+/// Throws StateError, on every rank, if `meta` is a copied view and the viewed tensor was written since. `where` names
 /// the reader.
 void check_not_stale(const DTensorMeta& meta, const char* where);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Reads small tensors whose values an op needs as numbers.
+// Reads the values of small tensors that an op needs as numbers.
 
 #include <ATen/core/Tensor.h>
 

@@ -121,7 +121,7 @@ struct OpPlan {
   std::vector<int64_t> offsets;    // see OpCall
   const OpRule* rule = nullptr;
   bool outputs_from_results = false;     // results become replicated DTensors with their own sizes
-  bool writes_back = false;              // a written operand is moved, so what the op wrote is copied back
+  bool writes_back = false;              // a written operand is moved, so the result is copied back
   bool nothing_to_compute = false;       // this rank's shard of every output is empty, so no kernel runs
   bool operand_strides_changed = false;  // as one is moved, results may need another layout
   /// True if this rank has no element of an operand. Its kernel might then accept dtypes or sizes that other ranks'

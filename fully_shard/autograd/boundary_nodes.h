@@ -26,7 +26,7 @@ struct BoundarySide {
   bool is_searched = true;               // whether to search for other joins behind it, before those of the inputs
   uint64_t join_number = 0;              // number of a join that is made later
   at::Device device = at::kCPU;
-  const BoundaryMark* mark = nullptr;       // the only boundary of a side whose join is made later, while it lives
+  const BoundaryMark* mark = nullptr;       // the only boundary of a side that gets its join later, while it lives
   torch::autograd::Node* join = nullptr;    // while it lives
   std::vector<BoundaryNode*> outputs = {};  // nodes of a side with several outputs, while they live
 

@@ -1,7 +1,7 @@
 #pragma once
 // JoinSearch: finds the nearest joins behind a unit's tensors in the graph (autograd_boundary.h).
 //
-// Everything that the search for a join has walked lies behind that join, so a search that finds it need not walk there
+// Everything that the search for a join has walked is behind that join, so a search that finds it need not walk there
 // again. Each node keeps a note of the last search that visited it. In total, the searches of a forward are therefore
 // linear in its graph, even if paths lead around units, as residual sums do.
 

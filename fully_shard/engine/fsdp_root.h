@@ -41,7 +41,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void prefetch_in_backward(FSDPState& state);
   /// Returns the id of the backward whose end is pending, or -1.
   int64_t awaited_backward() const { return backward_; }
-  /// Returns whether the running backward is that one, rather than one nested in it.
+  /// Returns whether the running backward is awaited_backward(), rather than one nested in it.
   bool is_in_outer_backward() const;
 
   /// Discards the remaining state of a forward or backward that failed.

@@ -78,7 +78,7 @@ class StreamLane {
 
 enum class LaneKind {
   Gather,         // all-gathers, and the casts before them
-  ReduceScatter,  // waits for it; without replicas, also divides, adds and casts
+  ReduceScatter,  // waits for reduce-scatters; without replicas, also divides, adds and casts
   AllReduce,      // the same for the all-reduce over replicas
   HostCopy,       // copies gradients to the host
 };

@@ -9,7 +9,7 @@ namespace tessera {
 /// replicated.
 Strategies pointwise_strategies(const OpCall& call);
 
-/// Like the above, for an op whose elementwise result is `elements` rather than output 0.
+/// Like the above, for an op with elementwise result `elements` instead of output 0.
 Strategies pointwise_strategies(const OpCall& call, const TensorMeta& elements);
 
 /// Returns output metas; for ops without a meta kernel, broadcast sizes and the op's dtypes.

@@ -1,15 +1,15 @@
-// What saving and loading costs beside plain files: 2 ranks as threads, each with a shard of 32 float32 tensors.
+// Cost of saving and loading compared with plain files, for 2 ranks as threads, each with shards of 32 float32 tensors.
 //
-//   plain_write, plain_read    each rank its shard, one file a rank; the disk begins to write while the rank goes on,
-//   as
-//                              in a save, and fsync; read from the disk
+//   plain_write, plain_read    each rank writes or reads its shard as one file. Writes start the disk early, as in a
+//                              save, and end with fsync; reads come from the disk
 //   save, load                 the same bytes through dcp::save and dcp::load
 //   memcpy                     a rank copies its shard
-//   async_save_blocks          how long async_save keeps training from going on, from the second one on
-//   save_over_write, load_over_read, async_save_over_memcpy   their ratios
-//   save_extra, load_extra     the most memory that a rank needs beside its shard, in shards
+//   async_save_blocks          time for which async_save blocks training, from the second save on
+//   save_over_write, load_over_read, async_save_over_memcpy   ratios of these
+//   save_extra, load_extra     peak memory of a rank in addition to its shard, in shards
 //
-// TMPDIR says which disk. PEER_PYTHON runs checkpoint_peer.py too: PyTorch's distributed checkpoint on the same bytes.
+// TMPDIR selects the disk. With PEER_PYTHON, checkpoint_peer.py also measures PyTorch's distributed checkpoint on the
+// same bytes.
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -85,7 +85,7 @@ void read_plain(const std::string& path, const std::vector<at::Tensor>& tensors)
   }
 }
 
-/// What lies in `folder` has to be read from the disk again.
+/// Makes later reads of `folder` come from the disk.
 void drop_from_page_cache(const std::string& folder) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
     const int descriptor = entry.is_regular_file() ? ::open(entry.path().c_str(), O_RDONLY) : -1;
@@ -98,8 +98,8 @@ void drop_from_page_cache(const std::string& folder) {
 
 using Step = std::function<void()>;
 
-/// Seconds of each step on all ranks together, the fastest of some. The steps take turns, since a disk has better and
-/// worse seconds; `prepare`, before each, is not counted.
+/// Returns the seconds of each step on all ranks together: the fastest of `rounds`. The steps take turns, because a
+/// disk's speed varies; `prepare` runs before each and is not counted.
 std::vector<double> seconds_in_turns(int rounds, const Step& prepare, const std::vector<Step>& steps) {
   std::vector<double> best(steps.size(), 1e30);
   for (int round = 0; round < rounds; ++round) {
@@ -115,7 +115,7 @@ std::vector<double> seconds_in_turns(int rounds, const Step& prepare, const std:
   return best;
 }
 
-/// The most memory in use during the step, beyond what was before, in shards and for one rank: both are in the process.
+/// Returns the peak of memory that the step adds, in shards and per rank, because both ranks are in the process.
 double extra_shards(const Step& step) {
   barrier(default_group());
   const double before = reset_peak();
@@ -124,7 +124,7 @@ double extra_shards(const Step& step) {
   return (peak_bytes() - before) / kShardBytes / kRanks;
 }
 
-/// What rank 0 measures, by name.
+/// Returns rank 0's measurements by name.
 Results measure(const std::string& folder, int rounds) {
   const Model model;
   const auto locals = model.locals();

@@ -1,18 +1,18 @@
-// What collectives of 2 ranks cost over each backend for CPU tensors: `./bazelw run //benchmarks:collectives`
-// (--ranks N: of more).
+// Cost of collectives of 2 ranks over each backend for CPU tensors: `./bazelw run //benchmarks:collectives` (--ranks N
+// for more ranks).
 //
 // Sizes are bytes of a rank's input for all_gather, and of the whole tensor for reduce_scatter and all_reduce; float32.
-// "lent" is shm where the input of an all_gather lies in shared memory, as flat shards do (comm/shm/shared_memory.h).
-// all_gather_bf16 gives bfloat16 of such inputs: cast before they are sent, and, "lent", by those who read them.
-// "floor" is data that lies in shared memory already, two barriers, and the copy, plain or past the cache as is faster,
-// or the sum (shm_floor.h); "streamed" is the same with copies past the cache, and "memcpy" the plain copy of
-// all_gather's output alone. Times are of one call with its wait, the fastest of the rounds.
+// "lent" is shm with the input of an all_gather in shared memory, like flat shards (comm/shm/shared_memory.h).
+// all_gather_bf16 returns such inputs in bfloat16: the sender casts them or, for "lent", the readers. "floor" is two
+// barriers and, on data already in shared memory, the sum or the faster of a plain copy and one that bypasses the cache
+// (shm_floor.h). "streamed" is the same with copies that bypass the cache, and "memcpy" the plain copy of all_gather's
+// output alone. Times are of one call with its wait: the fastest of the rounds.
 //
-// From 1 MiB on their bus bandwidth is given too, as in NVIDIA's nccl-tests: the bytes that a rank has to receive, for
-// all_reduce those of a reduce_scatter and an all_gather, by the time; for memcpy, the bytes that it copies. --json
-// also gives shm's time divided by the floor, of the largest size.
+// From 1 MiB on, the output includes the bus bandwidth, as in NVIDIA's nccl-tests: the bytes that a rank must receive
+// (for all_reduce, those of a reduce_scatter and an all_gather), divided by the time; for memcpy, the bytes that it
+// copies. --json adds shm's time divided by the floor, for the largest size.
 //
-// Where PEER_PYTHON names a Python that has torch, collectives_peer.py measures gloo there: it is the peer of shm, too.
+// If PEER_PYTHON names a Python with torch, collectives_peer.py measures gloo there, which is also the peer of shm.
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -44,7 +44,7 @@ std::string key(std::string_view collective, int64_t bytes, std::string_view who
   return fmt::format("{}/{}/{}_us", collective, size_name(bytes), who);
 }
 
-/// Microseconds of a call, over the default group. Every rank makes as many calls.
+/// Returns the microseconds of a call over the default group. Every rank makes the same number of calls.
 double call_us(const std::function<void()>& call, int64_t bytes, int rounds) {
   const int calls = bytes > 1000000 ? 4 : 200;
   double best = 1e30;
@@ -113,7 +113,7 @@ Results measure_as_rank(const BenchmarkOptions& options) {
   return results;
 }
 
-/// What a rank has to receive of the others.
+/// Returns the number of bytes that a rank must receive from the others.
 double bus_bytes(std::string_view collective, int64_t bytes, int ranks) {
   const auto others = static_cast<double>(bytes) * (ranks - 1);
   if (collective == "all_gather") {
@@ -125,7 +125,7 @@ double bus_bytes(std::string_view collective, int64_t bytes, int ranks) {
   return others / ranks * (collective == "all_reduce" ? 2 : 1);
 }
 
-/// GB/s by the keys of a size's times, for those that `times` has.
+/// Returns GB/s by the keys of a size's times, for the keys in `times`.
 Results bandwidths(const Results& times, int ranks) {
   Results results;
   for (const char* collective : kCollectives) {

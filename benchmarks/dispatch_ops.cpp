@@ -15,7 +15,7 @@ namespace tessera {
 
 namespace {
 
-/// The result is made and dropped; calls into libtorch cannot be optimised away.
+/// Makes the result and drops it; calls into libtorch cannot be optimized away.
 void drop(const at::Tensor&) {}
 
 }  // namespace

@@ -1,10 +1,10 @@
-// What an op on a DTensor costs: `./bazelw run //benchmarks:dtensor_dispatch`.
+// Cost of an op on a DTensor: `./bazelw run //benchmarks:dtensor_dispatch`.
 //
 //   add, ...         the ops of dispatch_ops.h on DTensors
 //   plain/add        the same op on plain tensors
 //   add_over_plain   add / plain/add
 //
-// Where PEER_PYTHON names a Python that has torch, dtensor_dispatch_peer.py measures PyTorch's DTensor.
+// If PEER_PYTHON names a Python with torch, dtensor_dispatch_peer.py measures PyTorch's DTensor.
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>

@@ -1,28 +1,28 @@
-// What a training step costs under fully_shard: `./bazelw run //benchmarks:fully_shard_step -- --size 256 --ranks 4`.
+// Cost of a training step under fully_shard: `./bazelw run //benchmarks:fully_shard_step -- --size 256 --ranks 4`.
 //
 // The models are in train_model.h; a step is forward, backward and fused AdamW.
 //
 //   fully_shard/host_us_per_unit   CPU time of forward and backward under fully_shard over 2 ranks of the fake backend,
-//                                  which moves no data, less that of the plain model, for one unit; of tiny alone
+//                                  which moves no data, minus that of the plain model, per unit; for tiny only
 //   fully_shard/threads_step_ms    a step on ranks that are threads
 //   fully_shard/shm_step_ms        on processes over shm
 //   fully_shard/gloo_step_ms       on processes over gloo
-//   plain/step_ms                  of the plain model in one process, in turns with shm_step_ms; the other ranks wait
+//   plain/step_ms                  of the plain model in one process, alternating with shm_step_ms; other ranks wait
 //   plain/forward_backward_ms      likewise, without AdamW
 //   fully_shard/shm_over_plain     shm_step_ms / plain step_ms
 //   fully_shard/shm_over_ideal     shm_step_ms / (plain forward and backward + the rest of the plain step / ranks)
-//   plain/side_by_side_step_ms     as plain/step_ms, while the other ranks do the same, and all meet after each step:
+//   plain/side_by_side_step_ms     like plain/step_ms, while the other ranks do the same, and all meet after each step:
 //                                  they share caches and memory, and wait for the slowest
-//   floor/communication_ms         the step's collectives as plain copies and sums of what lies in shared memory
-//                                  (shm_floor.h), where nothing computes beside them: blocks are gathered twice, other
-//                                  parameters once, all gradients reduced
-//   floor/step_ms                  that, and the ideal step of processes that run side by side: no step that ends with
+//   floor/communication_ms         the step's collectives as plain copies and sums of data in shared memory
+//                                  (shm_floor.h), without concurrent computation: blocks are gathered twice, other
+//                                  parameters once, and all gradients are reduced
+//   floor/step_ms                  that plus the ideal step of processes that run side by side: no step that ends with
 //                                  the same parameters on all ranks can be faster than its slowest rank
-//   floor/over_plain, /over_ideal  floor/step_ms in place of shm_step_ms
-//   fully_shard/shm_over_floor     shm_step_ms / floor/step_ms: the engine, and ranks that wait more than once a step
+//   floor/over_plain, /over_ideal  floor/step_ms instead of shm_step_ms
+//   fully_shard/shm_over_floor     shm_step_ms / floor/step_ms: the engine, and ranks that wait more than once per step
 //
-// Where PEER_PYTHON names a Python that has torch, fully_shard_step_peer.py measures the same there, over gloo: it is
-// the peer of shm_step_ms, too.
+// If PEER_PYTHON names a Python with torch, fully_shard_step_peer.py measures the same there, over gloo, which is also
+// the peer of shm_step_ms.
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -45,8 +45,9 @@ struct StepOptions {
   bool host_only = false;
 };
 
-/// Milliseconds of a step of the sharded model, and, with `beside_plain`, of the plain one in turns with it: of rank 0
-/// alone, while the others wait for the next sharded step, and of all ranks side by side, which meet after each step.
+/// Returns the milliseconds of a step of the sharded model. With `beside_plain`, also measures the plain model in
+/// alternation: on rank 0 alone, while the others wait for the next sharded step, and on all ranks side by side, which
+/// meet after each step.
 Results measure_step(const std::string& size, bool beside_plain, int rounds) {
   const TrainModel sharded = make_train_model(size);
   shard(sharded);
@@ -74,7 +75,7 @@ Results measure_step(const std::string& size, bool beside_plain, int rounds) {
           {"side_by_side_forward_backward", times[5] / 1e3}};
 }
 
-/// A step without communication, where each rank has its part of the optimizer's work only.
+/// Returns the time of a step without communication, in which each rank does only its part of the optimizer's work.
 double ideal(double step, double forward_backward, int ranks) {
   return forward_backward + (step - forward_backward) / ranks;
 }
@@ -102,7 +103,7 @@ double host_us_per_unit(int rounds) {
   init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
   const TrainModel plain = make_train_model("tiny"), sharded = make_train_model("tiny");
   shard(sharded);
-  // A small difference of two times: it takes more rounds than the times themselves.
+  // A small difference of two times needs more rounds than the times themselves.
   const auto times = microseconds({make_step(plain, Optimizer::None), make_step(sharded, Optimizer::None)}, cpu_us,
                                   20 * rounds, /*steps=*/5);
   destroy_process_group();
@@ -168,7 +169,7 @@ int main(int argc, char** argv) {
        .run = [&](const BenchmarkOptions& options) { run(own, options); },
        .on_rank =
            [&](const BenchmarkOptions& options) {
-             // A group of one rank has no backend to tell.
+             // A group of one rank has no backend to query.
              const bool beside_plain = get_world_size() == 1 || get_backend(default_group()) == "shm";
              return measure_step(own.size, beside_plain, options.rounds);
            }});

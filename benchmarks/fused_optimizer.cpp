@@ -1,8 +1,8 @@
-// What libtorch's fused optimizer steps cost on sharded parameters: `./bazelw run //benchmarks:fused_optimizer`.
+// Cost of libtorch's fused optimizer steps on sharded parameters: `./bazelw run //benchmarks:fused_optimizer`.
 //
 //   fused_adamw/192_small_us      CPU time of at::_fused_adamw_ on 192 DTensors with local tensors of 8 x 16
 //   fused_adamw/192_small_ratio   that divided by its time on plain tensors of the local sizes
-//   fused_adamw/4_large_us, _ratio   the same of 4 DTensors with local tensors of 512 x 1024; likewise fused_sgd
+//   fused_adamw/4_large_us, _ratio   the same for 4 DTensors with local tensors of 512 x 1024; likewise fused_sgd
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -19,11 +19,11 @@
 namespace tessera {
 namespace {
 
-/// What a fused optimizer step works on.
+/// Tensors of a fused optimizer step.
 struct OptimizerTensors {
   std::vector<at::Tensor> params, grads, averages, squares, steps;
 
-  /// `count` parameters whose local tensors have these sizes: plain, or rows of DTensors on `mesh`.
+  /// Makes `count` parameters with local tensors of these sizes: plain, or rows of DTensors on `mesh`.
   OptimizerTensors(int count, at::IntArrayRef sizes, const DeviceMesh* mesh) {
     for (int i = 0; i < count; ++i) {
       for (auto* list : {&params, &grads, &averages, &squares}) {
@@ -39,7 +39,7 @@ struct OptimizerTensors {
   void sgd() const { at::_fused_sgd_(params, grads, averages, 0.01, 0.9, 1e-3, 0.0, false, false, false); }
 };
 
-/// Many small parameters, where overhead is all there is, and few large ones.
+/// Many small parameters, dominated by overhead, and few large ones.
 void run(const BenchmarkOptions& options) {
   const at::NoGradGuard no_grad;  // as optimizers call them
   const RankContextGuard guard(RankContext::create());

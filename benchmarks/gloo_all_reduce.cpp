@@ -1,7 +1,7 @@
-// What an all_reduce over gloo costs beside PyTorch's: `PEER_PYTHON=... ./bazelw run //benchmarks:gloo_all_reduce`
-// (--ranks N: of more than 2; --turns N: how often both sides are measured, one after the other).
+// Cost of an all_reduce over gloo compared with PyTorch's: `PEER_PYTHON=... ./bazelw run //benchmarks:gloo_all_reduce`
+// (--ranks N: more than 2 ranks; --turns N: number of alternating measurements of both sides).
 //
-// Sizes are bytes of the tensor, float32. Times are of one call, the fastest of the rounds of all turns.
+// Sizes are bytes of the tensor, float32. Times are of one call: the fastest of the rounds of all turns.
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// What the kernels of cuda/ reach of a GPU's memory bandwidth, beside ATen's multi-tensor ops, on the layout of a
-// transformer's unit: 12 parameters, 85 M elements, 8 ranks. Bytes are those that must be read and written once.
+// Memory bandwidth that the kernels of cuda/ reach on a GPU, compared with ATen's multi-tensor ops, on the layout of a
+// transformer's unit: 12 parameters, 85 M elements, 8 ranks. Only bytes that must be read and written once count.
 // Without a GPU it says so and measures nothing.
 
 #include <ATen/Context.h>
@@ -48,7 +48,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Of one call, on the GPU: the fastest of `rounds` rounds of kSteps calls.
+/// Returns the time of one call on the GPU: the fastest of `rounds` rounds of kSteps calls.
 double gpu_us(const std::function<void()>& call, int rounds) {
   double best = 0;
   for (int round = -1; round < rounds; ++round) {
@@ -124,7 +124,7 @@ void measure_copies(bool out, const BenchmarkOptions& options) {
   print_bandwidth(out ? "copy_out_bf16" : "copy_in_fp32_to_bf16", bytes, ours, aten, options);
 }
 
-/// What reading and writing memory reaches: what the other lines are to be held against.
+/// Measures the bandwidth of reading and writing memory, as a reference for the other lines.
 void measure_memory(const BenchmarkOptions& options) {
   const at::Tensor from = at::empty({int64_t{1} << 30}, at::TensorOptions(at::kCUDA).dtype(at::kByte));
   const at::Tensor to = at::empty_like(from);
@@ -139,7 +139,7 @@ void measure_norm(const BenchmarkOptions& options) {
   print_bandwidth("norm_fp32", static_cast<double>(unit.flat.numel()) * sizeof(float), ours, aten, options);
 }
 
-/// One of 8 ranks' rows of an embedding [32768, 4096]: numbers written a second, beside drawing the whole of it.
+/// Measures the rate of drawing one of 8 ranks' rows of an embedding [32768, 4096], compared with the whole embedding.
 void measure_draw(const BenchmarkOptions& options) {
   const int64_t rows = 32768, dim = 4096;
   const auto cuda = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);

@@ -1,26 +1,26 @@
-// What a training step under fully_shard costs on GPUs, and how much of its communication hides under what it computes:
+// Cost of a training step under fully_shard on GPUs, and the share of its communication that computation hides:
 // `./bazelw run --config=cuda //benchmarks:gpu_step -- --backend nccl --ranks 8`. Without --config=cuda it runs on
-// simulated GPUs (testing/simulated_gpu), whose times mean nothing.
+// simulated GPUs (testing/simulated_gpu), with meaningless times.
 //
-// The model is the GPT of the examples in bfloat16, a unit a block. With the backend "threads" the ranks share one GPU,
-// which shows the order of work and not the speed of a machine.
+// The model is the GPT of the examples in bfloat16, with one unit per block. With the backend "threads", the ranks
+// share one GPU, which shows the order of work but not the speed of a machine.
 //
-//   gpu_step/ranks               over which it was measured
+//   gpu_step/ranks               number of ranks
 //   gpu_step/step_ms             forward and backward of all ranks
 //   gpu_step/compute_ms          the same over the fake backend, which moves no data between ranks
 //   gpu_step/communication_ms    the step's all-gathers and reduce-scatters, one after the other
-//   gpu_step/overlap             (compute_ms + communication_ms - step_ms) / the smaller of the two: 1 where one hides
-//                                under the other altogether, 0 where they take turns
-//   gpu_step/host_us_per_unit    time of the host in a step over the fake backend, less that of the plain model, with
-//                                backward in the thread that is timed; on a few tokens, so that the host never waits
-//                                for room in a queue of kernels
+//   gpu_step/overlap             (compute_ms + communication_ms - step_ms) / the smaller of the two: 1 if one hides the
+//                                other completely, 0 if they alternate
+//   gpu_step/host_us_per_unit    host time of a step over the fake backend, minus that of the plain model, with
+//                                backward in the timed thread; on a few tokens, so that the host never waits for room
+//                                in a queue of kernels
 //   gpu_step/tokens_per_s        of all ranks
 //
-// and the timeline of one step of rank 0: for each event of a unit (fully_shard/events/sharded_state.h), when the host
-// came to it and when the stream that computes did, in microseconds from the step's first event. Where the GPU's time
-// jumps at an "unshard", it waited for a gather.
+// The output also has the timeline of one step of rank 0. For each event of a unit
+// (fully_shard/events/sharded_state.h), it lists the times at which the host and the computing stream reached it, in
+// microseconds from the step's first event. If the GPU's time jumps at an "unshard", it waited for a gather.
 //
-// gpu_step_peer.py measures in PyTorch what needs one GPU alone; tools/gpu_check runs both.
+// gpu_step_peer.py measures in PyTorch the part that needs only one GPU; tools/gpu_check runs both.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -123,7 +123,7 @@ std::function<void()> make_communication(const examples::Gpt& gpt) {
   };
 }
 
-/// Milliseconds of a call, of the GPU and whatever it waits for, on all ranks of the group at once.
+/// Returns the milliseconds of a call, including the GPU's work and waits, on all ranks of the group at once.
 double gpu_ms(const std::function<void()>& call, const StepOptions& own, int rounds, const ProcessGroupPtr& group) {
   return microseconds({[&] {
                         barrier(group);
@@ -136,8 +136,8 @@ double gpu_ms(const std::function<void()>& call, const StepOptions& own, int rou
          own.steps / 1e3;
 }
 
-/// For its lifetime backward runs in the calling thread, as where ranks are threads (testing/run_ranks.h). Autograd has
-/// a thread for each GPU otherwise, whose time cpu_us does not count.
+/// During its lifetime, backward runs in the calling thread, as for ranks that are threads (testing/run_ranks.h).
+/// Autograd otherwise has a thread per GPU, and cpu_us would not count its time.
 class BackwardInThisThread {
  public:
   BackwardInThisThread() { state().set_multithreading_enabled(false); }
@@ -151,7 +151,7 @@ class BackwardInThisThread {
   const bool was_enabled_ = state().get_multithreading_enabled();
 };
 
-/// Microseconds that the host computes in a call on an idle GPU.
+/// Returns the microseconds that the host computes in a call on an idle GPU.
 double host_us(const std::function<void()>& call, int rounds) {
   const BackwardInThisThread guard;
   return microseconds({wait_for_gpu, call}, cpu_us, rounds, /*steps=*/1)[1];

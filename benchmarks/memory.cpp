@@ -1,16 +1,14 @@
 // The memory of a training step: `./bazelw run //benchmarks:memory`.
 //
-// The most memory that a process has while it builds, shards and trains the model "768" of train_model.h for three
-// steps, less what it had before: what the system counts as resident (VmHWM), shared memory included. Of memory that
-// ranks read in each other (comm/shm/shared_memory.h) the system counts a page in every one of them; here it is its
-// owner's.
+// Peak memory that a process adds while it builds, shards and trains the model "768" of train_model.h for three steps,
+// as counted by the system as resident (VmHWM), including shared memory. If ranks read each other's memory
+// (comm/shm/shared_memory.h), the system counts a page in each of them; here, it counts for its owner only.
 //
-//   fully_shard/peak_mib   of the rank with the most, of 2 over shm
+//   fully_shard/peak_mib   of the rank with the highest peak, of 2 over shm
 //   plain/peak_mib         of the plain model in one process
 //   parameters_mib         the bytes of the parameters, for comparison
 //
-// Where PEER_PYTHON names a Python that has torch, fully_shard_step_peer.py --memory measures the same there, over
-// gloo.
+// If PEER_PYTHON names a Python with torch, fully_shard_step_peer.py --memory measures the same there, over gloo.
 
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
@@ -41,7 +39,7 @@ double parameter_bytes(const TrainModel& model) {
   return bytes;
 }
 
-/// A single rank keeps the model plain.
+/// With one rank, the model stays plain.
 Results measure_peak(const std::string& size) {
   const double start = reset_peak();
   const TrainModel model = make_train_model(size);

@@ -68,7 +68,7 @@ double fastest_us(int rounds, int calls, const std::function<void()>& call) {
   return best;
 }
 
-// Of so many floats, the sum so far stays in the first cache.
+// Number of floats for which the running sum stays in the first-level cache.
 constexpr size_t kBlock = 2048;
 
 void add(float* __restrict to, const float* __restrict terms, size_t size) {
@@ -77,7 +77,7 @@ void add(float* __restrict to, const float* __restrict terms, size_t size) {
   }
 }
 
-// `arena` holds `bytes` of each rank.
+// `arena` has `bytes` per rank.
 FloorTimes measure_as_rank(int rank, int ranks, size_t bytes, int rounds, Shared& shared, char* arena) {
   std::vector<char> output(bytes * ranks, 1), own(bytes, 1);
   std::vector<float> sum(bytes / sizeof(float), 1.f);

@@ -1,10 +1,10 @@
-// What collectives between hosts cost over a slow network, with gloo and with the hierarchical backend. A rank of
+// Cost of collectives between hosts over a slow network, with gloo and with the hierarchical backend. This is a rank of
 // slow_link.sh, which makes the hosts.
 //
 // Sizes are bytes of a rank's input for all_gather, and of the whole tensor for reduce_scatter and all_reduce; float32.
-// "sent" is what rank 0's host has sent, as its network interface counts, by what the formula gives for the payload:
-// the hierarchical backend's data crosses once per host, gloo's once per rank. "time" is by these bytes at the rate of
-// the link.
+// "sent" is the number of bytes that rank 0's host sent, as counted by its network interface, divided by the formula's
+// number for the payload: the hierarchical backend's data crosses once per host, gloo's once per rank. "time" is
+// divided by that of the formula's bytes at the rate of the link.
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kBytes = 4 << 20;
 constexpr int kCalls = 3;
 
-/// Bytes that this host's eth0 has sent.
+/// Returns the number of bytes that this host's eth0 has sent.
 double sent_bytes() {
   std::ifstream devices("/proc/net/dev");
   for (std::string line; std::getline(devices, line);) {
@@ -53,7 +53,7 @@ void measure(const std::string& backend, double bytes_per_second) {
   const int64_t ranks = get_world_size(), hosts = 2, local = ranks / hosts, count = kBytes / 4;
   const at::Tensor whole = at::zeros({count}), part = at::zeros({count / ranks}), all = at::zeros({ranks * count});
   const bool once = get_backend(group) == "hierarchical";
-  // Of the host's ranks each sends its part to the ranks of the other host, or to one of them.
+  // Each of the host's ranks sends its part to all ranks of the other host, or to one of them.
   const auto copies = static_cast<double>(once ? 1 : local);
   const auto tensor = static_cast<double>(kBytes), of_host = tensor * static_cast<double>(local);
   const Case cases[] = {

@@ -1,5 +1,5 @@
 #pragma once
-// Models whose training steps the benchmarks measure, and their sharding.
+// Models for measuring training steps, and their sharding.
 //
 //   tiny   16 blocks of 6 Linear(16, 16), 4 rows: many small parameters, dominated by overhead
 //   256    the GPT of the examples, dim 256, 4 layers, 4 x 128 bytes per rank

@@ -1,6 +1,6 @@
-// What a step costs under tensor parallelism and fully_shard together: `./bazelw run //benchmarks:two_d_step`.
+// Cost of a step under tensor parallelism and fully_shard together: `./bazelw run //benchmarks:two_d_step`.
 //
-// The model is the stack of three Mlps 64 → 192, 256, 192 → 64, on 8 rows a rank; forward, backward and Adam.
+// The model is the stack of three Mlps 64 → 192, 256, 192 → 64, on 8 rows per rank; forward, backward and Adam.
 //
 //   two_d/threads_step_ms   2 fully_shard x 2 tensor-parallel ranks that are threads
 //   two_d/shm_step_ms       the same on 4 processes over shm
@@ -8,11 +8,11 @@
 //   tp/threads_step_ms      2 tensor-parallel ranks alone
 //   dp/threads_step_ms      2 ranks of fully_shard alone
 //   two_d/host_us           CPU time of forward and backward of one rank of two_d over the fake backend, which moves no
-//                           data, less that of the plain model
+//                           data, minus that of the plain model
 //   plain/step_ms           the plain model in one process
 //
-// Where PEER_PYTHON names a Python that has torch, two_d_step_peer.py measures the same there, over gloo: it is the
-// peer of shm_step_ms, too.
+// If PEER_PYTHON names a Python with torch, two_d_step_peer.py measures the same there, over gloo, which is also the
+// peer of shm_step_ms.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>
@@ -69,7 +69,7 @@ void shard(nn::Sequential& stack, const DeviceMesh& dp) {
   fully_shard(stack, {.mesh = dp});
 }
 
-/// Forward and backward, and Adam if asked for.
+/// Returns a step of forward and backward, and of Adam if `optimizes`.
 std::function<void()> make_step(nn::Sequential stack, bool optimizes) {
   std::shared_ptr<torch::optim::Adam> optimizer;
   if (optimizes) {
@@ -84,7 +84,7 @@ std::function<void()> make_step(nn::Sequential stack, bool optimizes) {
   };
 }
 
-/// On a mesh {dp, tp} over all ranks; an axis of one rank is left alone.
+/// Returns the milliseconds of a step on a mesh {dp, tp} over all ranks. An axis of one rank is not used.
 double step_ms(int64_t dp, int64_t tp, int rounds) {
   auto stack = make_stack();
   if (dp * tp > 1) {

@@ -1,10 +1,10 @@
-// A transformer's fused ops beside ATen's, on one thread.
+// A transformer's fused ops compared with ATen's, on one thread.
 //
 //   <op>/<dtype>/forward_us, backward_us        the fused op (fused/)
 //   <op>/<dtype>/forward_ratio, backward_ratio  that divided by the time of ATen's ops
 //   <op>/<dtype>/kept_mib, aten_kept_mib        memory that forward leaves for backward, outputs included
 //
-// Both take turns, and the fastest round counts. Tokens: 4 x 512, features: 768, of the MLP 2048, heads: 12.
+// Both alternate, and the fastest round counts. Tokens: 4 x 512, features: 768, of the MLP 2048, heads: 12.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -47,7 +47,7 @@ const std::vector<FusedCase>& fused_cases() {
   return cases;
 }
 
-/// One way of computing a case, with what its backward needs.
+/// One implementation of a case, with the inputs and gradients for backward.
 class Way {
  public:
   Way(const FusedCase& test, at::ScalarType dtype, bool is_fused) : test_(test), is_fused_(is_fused) {
@@ -65,7 +65,7 @@ class Way {
     outputs_ = test_.call(inputs_);
   }
   void backward() { torch::autograd::grad(outputs_, inputs_, grads_, /*retain_graph=*/true); }
-  /// Counted below libtorch: the process's memory has what malloc keeps.
+  /// Counts allocations below libtorch, because the process's memory includes memory that malloc keeps.
   double kept_mib() {
     outputs_.clear();
     testing::AllocationCounter counter;

@@ -1,12 +1,12 @@
-// How fast a decoder generates, beside Python's transformers, which also makes the model, a Llama of 100 million
-// parameters: PEER_PYTHON is needed.
+// Generation speed of a decoder compared with Python's transformers, which also makes the model, a Llama with 100
+// million parameters. Needs PEER_PYTHON.
 //
 //   <dtype>/batch_<n>/tessera            tokens/s over all texts, prompts included; one thread
-//   <dtype>/batch_<n>/python             the same of transformers' generate
+//   <dtype>/batch_<n>/python             the same with transformers' generate
 //   <dtype>/batch_<n>/ratio              tessera / python
 //
-// Both take turns, and the fastest round counts. In float32 both must generate the same tokens; in bfloat16 rounding
-// decides between tokens that are nearly as likely.
+// Both alternate, and the fastest round counts. In float32, both must generate the same tokens. In bfloat16, rounding
+// decides between tokens with nearly equal probability.
 
 #include <fmt/format.h>
 

@@ -3,10 +3,10 @@
 //   <rows>x<vocabulary>/fused_ms        linear_cross_entropy (parallel/linear_cross_entropy.h)
 //   <rows>x<vocabulary>/plain_ms        at::linear, then cross_entropy
 //   <rows>x<vocabulary>/time_ratio      fused / plain
-//   <rows>x<vocabulary>/fused_mib       the most memory beyond the operands
+//   <rows>x<vocabulary>/fused_mib       peak memory in addition to the operands
 //   <rows>x<vocabulary>/plain_mib
 //
-// Both take turns, and the fastest round counts. Features: 768.
+// Both alternate, and the fastest round counts. Features: 768.
 
 #include "parallel/linear_cross_entropy.h"
 

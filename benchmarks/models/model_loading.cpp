@@ -1,10 +1,10 @@
-// How fast from_pretrained reads a folder, beside reading its file into new memory: the page cache has both.
+// Speed of from_pretrained compared with reading the file into new memory, with both in the page cache.
 //
 //   <files>/<parameters>/load           MB/s of the file, in one process
 //   <files>/<parameters>/read           MB/s of plain reads of 4 MB
 //   <files>/<parameters>/load_over_read their ratio
 //
-// Files and parameters are float32 or bfloat16. Both take turns; medians of the rounds. TMPDIR says which disk.
+// Files and parameters are float32 or bfloat16. Both alternate; medians of the rounds. TMPDIR selects the disk.
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr uint64_t kReadBytes = 4 << 20;
 
-/// Returns the config of a model of about this size: 34 MB a layer in float32.
+/// Returns the config of a model of about this size: 34 MB per layer in float32.
 models::DecoderConfig config_of(int64_t megabytes, at::ScalarType dtype) {
   const auto layer = static_cast<int64_t>(34 * c10::elementSize(dtype) / sizeof(float));
   return {.vocab_size = 8000,

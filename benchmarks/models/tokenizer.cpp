@@ -1,4 +1,4 @@
-// How fast texts become ids, beside Python's `tokenizers`, which also trains the tokenizers: PEER_PYTHON is needed.
+// Tokenization speed compared with Python's `tokenizers`, which also trains the tokenizers. Needs PEER_PYTHON.
 //
 //   <name>/load_ms                       reading tokenizer.json
 //   <name>/<threads>/tessera             MB/s of a batch, with a tokenizer that has seen no word yet
@@ -6,7 +6,7 @@
 //   <name>/<threads>/ratio               tessera / python
 //   <name>/decode                        MB/s of the text
 //
-// Both take turns, and the fastest round counts. Texts are 4 MB of Python and C++ sources.
+// Both alternate, and the fastest round counts. Texts are 4 MB of Python and C++ sources.
 
 #include <fmt/format.h>
 
@@ -41,7 +41,7 @@ std::vector<std::string_view> read_texts(const std::string& content) {
   return texts;
 }
 
-/// What one tokenizer does, by threads: the best of the rounds.
+/// Speeds of one tokenizer, by number of threads: the best of the rounds.
 struct Speeds {
   double load_ms = 1e30;
   double decode = 0;

@@ -24,6 +24,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "fused/rotary.h"
 #include "models/rotary.h"
 #include "nn/hooks/inference_linear.h"
 #include "nn/hooks/linear_adapter.h"
@@ -146,8 +147,8 @@ at::Tensor AttentionImpl::forward(at::Tensor x, Positions positions) {
   query = query.transpose(1, 2);
   key = key.transpose(1, 2);
   if (positions.cos.defined()) {
-    query = apply_rotary(query, beside(query, positions.cos), beside(query, positions.sin));
-    key = apply_rotary(key, beside(key, positions.cos), beside(key, positions.sin));
+    query = rotate_positions(query, beside(query, positions.cos), beside(query, positions.sin));
+    key = rotate_positions(key, beside(key, positions.cos), beside(key, positions.sin));
   }
   if (positions.cache) {
     positions.cache->append(static_cast<size_t>(layer), key, value);

@@ -105,13 +105,4 @@ RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& conf
   return {.cos = (angles.cos() * factor).to(options), .sin = (angles.sin() * factor).to(options)};
 }
 
-at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const int64_t dim = cos.size(-1), rest = x.size(-1) - dim;
-  if (rest > 0) {
-    return at::cat({apply_rotary(x.narrow(-1, 0, dim), cos, sin), x.narrow(-1, dim, rest)}, -1);
-  }
-  const auto halves = x.chunk(2, -1);
-  return x * cos + at::cat({-halves[1], halves[0]}, -1) * sin;
-}
-
 }  // namespace tessera::models

@@ -1,6 +1,7 @@
 #pragma once
-// Rotary position embedding as in transformers (J. Su et al., RoFormer, 2021), with scalings that extend the context:
-// linear, dynamic (NTK), YaRN (B. Peng et al., 2023), and Llama 3's. Pure functions; thread-safe.
+// Tables of rotary position embedding (fused/rotary.h) as in transformers (J. Su et al., RoFormer, 2021),
+// with the scalings that extend a model's context: linear, dynamic (NTK), YaRN (B. Peng et al., 2023), and Llama 3's.
+// Pure functions; thread-safe.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,8 +19,5 @@ struct RotaryTables {
 /// `length`, which alone determines dynamic scaling, independently of earlier calls.
 RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& config, const at::Tensor& positions,
                            int64_t length, const at::TensorOptions& options);
-
-/// Rotates the leading features of `x` [..., length, head_dim], as many as the tables have.
-at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 }  // namespace tessera::models

@@ -80,15 +80,20 @@ void expect_gradients_of_one_output(TensorsFunction actual, TensorsFunction expe
   }
 }
 
+Tensors squares_of(const Tensors& tensors) {
+  Tensors squares;
+  for (const auto& tensor : tensors) {
+    squares.push_back(tensor.square());
+  }
+  return squares;
+}
+
 Tensors second_gradients(TensorsFunction function, const Tensors& inputs) {
   const auto leaves = leaves_of(inputs);
-  const auto first = torch::autograd::grad({loss_of(function(leaves))}, leaves, {}, /*retain_graph=*/std::nullopt,
-                                           /*create_graph=*/true);
-  Tensors squares;
-  for (const auto& gradient : first) {
-    squares.push_back(gradient.square());
-  }
-  return torch::autograd::grad({loss_of(squares)}, leaves, {}, /*retain_graph=*/std::nullopt, /*create_graph=*/false,
+  const auto loss = loss_of(squares_of(function(leaves)));  // whose gradient depends on linear ops' operands too
+  const auto first = torch::autograd::grad({loss}, leaves, {}, /*retain_graph=*/std::nullopt, /*create_graph=*/true);
+  return torch::autograd::grad({loss_of(squares_of(first))}, leaves, {}, /*retain_graph=*/std::nullopt,
+                               /*create_graph=*/false,
                                /*allow_unused=*/true);
 }
 

@@ -1,6 +1,7 @@
 // What the threads of the GPU's kernels compute, run on the CPU.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/rms_norm.h>
@@ -9,6 +10,8 @@
 
 #include "fused/gpu/element_tile.h"
 #include "fused/gpu/norm_tile.h"
+#include "fused/gpu/rotary_tile.h"
+#include "fused/rotary.h"
 #include "testing/tensor_matchers.h"
 #include "tests/fused/fused_cases.h"
 #include "third_party/catch2/catch.h"
@@ -115,6 +118,31 @@ TEST_CASE("the threads of rms_norm's kernels compute rows, gradients and columns
       const auto actual = run_norm_gradient({all[3], all[4]}, rows[0], weight, rows[2], is_aligned);
       expect_close(actual[0], grads[0], kTight);
       expect_close(actual[1], grads[1], kTight);
+    }
+  }
+}
+
+TEST_CASE("the threads of the rotation's kernel compute each row once", "[fused]") {
+  for (const int64_t rotated : {8, 6}) {
+    const auto halves = fused_inputs({{5, rotated / 2}, {5, rotated / 2}});
+    const auto cos = at::cat({halves[0], halves[0]}, -1), sin = at::cat({halves[1], halves[1]}, -1);
+    const auto x = fused_inputs({{2, 5, 3, 10}})[0].transpose(1, 2);
+    for (const bool back : {false, true}) {
+      const auto expected = rotate_positions(x, cos, back ? -sin : sin);
+      auto wide = at::empty_like(x), narrow = at::empty_like(x);
+      const auto of_wide = fused::rotary_rows(x, cos, sin, wide, back);
+      const auto of_narrow = fused::rotary_rows(x, cos, sin, narrow, back);
+      CHECK(fused::allows_accesses(of_wide, 2, 8) == (rotated == 8));
+      for (int thread = 0; thread < kThreads; ++thread) {
+        if (rotated == 8) {
+          fused::rotate_by_thread<double, 2>(of_wide, thread, kThreads);
+        }
+        fused::rotate_by_thread<double, 1>(of_narrow, thread, kThreads);
+      }
+      expect_close(narrow, expected, kTight);
+      if (rotated == 8) {
+        expect_close(wide, expected, kTight);
+      }
     }
   }
 }

@@ -3,7 +3,6 @@
 #include <ATen/core/Generator.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/gelu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/utils.h>
 
@@ -12,6 +11,7 @@
 
 #include "base/error.h"
 #include "dtensor/random.h"
+#include "fused/gelu.h"
 
 namespace tessera::examples {
 
@@ -40,7 +40,7 @@ at::Tensor BlockImpl::attend(const at::Tensor& x) {
 
 at::Tensor BlockImpl::forward(at::Tensor x) {
   x = x + attend(attention_norm(x));
-  return x + mlp_out(at::gelu(mlp_in(mlp_norm(x)), "tanh"));
+  return x + mlp_out(tanh_gelu(mlp_in(mlp_norm(x))));
 }
 
 GptImpl::GptImpl(const GptConfig& given, uint64_t seed) : config(given) {

@@ -17,7 +17,8 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
-#include "fused/swiglu.h"
+#include "fused/gelu.h"
+#include "fused/glu.h"
 #include "nn/hooks/inference_linear.h"
 
 namespace tessera::models {
@@ -61,7 +62,7 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
     case Activation::Gelu:
       return at::gelu(x);
     case Activation::TanhGelu:
-      return at::gelu(x, "tanh");
+      return tanh_gelu(x);
     case Activation::Relu:
       return at::relu(x);
     case Activation::Silu:
@@ -71,7 +72,16 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
 }
 
 at::Tensor activate_gate(const at::Tensor& gate, const at::Tensor& up, Activation activation) {
-  return activation == Activation::Silu ? swiglu(gate, up) : activate(gate, activation) * up;
+  switch (activation) {
+    case Activation::Silu:
+      return swiglu(gate, up);
+    case Activation::TanhGelu:
+      return tanh_geglu(gate, up);
+    case Activation::Gelu:
+    case Activation::Relu:
+      break;
+  }
+  return activate(gate, activation) * up;
 }
 
 RouterImpl::RouterImpl(const DecoderConfig& config) {

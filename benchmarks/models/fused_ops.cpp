@@ -17,9 +17,10 @@
 
 #include "benchmarks/measure.h"
 #include "fused/fused_ops.h"
+#include "fused/gelu.h"
+#include "fused/glu.h"
 #include "fused/rms_norm.h"
 #include "fused/rotary.h"
-#include "fused/swiglu.h"
 #include "models/decoder.h"
 #include "testing/count_allocations.h"
 
@@ -39,6 +40,10 @@ struct FusedCase {
 const std::vector<FusedCase>& fused_cases() {
   static const std::vector<FusedCase> cases{
       {"swiglu", {{4, 512, 2048}, {4, 512, 2048}}, [](const Tensors& x) -> Tensors { return {swiglu(x[0], x[1])}; }},
+      {"tanh_geglu",
+       {{4, 512, 2048}, {4, 512, 2048}},
+       [](const Tensors& x) -> Tensors { return {tanh_geglu(x[0], x[1])}; }},
+      {"tanh_gelu", {{4, 512, 2048}}, [](const Tensors& x) -> Tensors { return {tanh_gelu(x[0])}; }},
       {"rms_norm",
        {{4, 512, 768}, {768}},
        [](const Tensors& x) -> Tensors { return {rms_norm(x[0], x[1], {.eps = 1e-6})}; }},

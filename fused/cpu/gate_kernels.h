@@ -1,5 +1,6 @@
 #pragma once
-// Gated activations of contiguous elements on the CPU, with one pass over memory in forward and one in backward.
+// Activations of contiguous elements on the CPU, gated or not, with one pass over memory in forward and one in
+// backward.
 
 #include <c10/core/ScalarType.h>
 
@@ -9,9 +10,12 @@
 
 namespace tessera::fused {
 
+enum class Activated { Silu, TanhGelu };
+
 /// Elements of one dtype; operands that a kernel does not need are null.
 struct GateOperands {
   at::ScalarType dtype;
+  Activated activation;
   const void* grad;
   const void* gate;
   const void* up;
@@ -22,8 +26,12 @@ struct GateOperands {
 
 /// Kernels, each of which computes elements `begin` to `end`.
 struct GateKernels {
-  void (*forward)(const GateOperands& of, int64_t begin, int64_t end);
-  void (*backward)(const GateOperands& of, int64_t begin, int64_t end);
+  using Kernel = void (*)(const GateOperands& of, int64_t begin, int64_t end);
+
+  Kernel forward;            // activation(gate) * up
+  Kernel backward;           // gradients of both
+  Kernel activate;           // activation(gate)
+  Kernel activate_backward;  // its gradient
 };
 
 const GateKernels& gate_kernels(Baseline);

@@ -48,5 +48,7 @@ cudaError_t launch_elements(const ElementOperands<Op::kIn, Op::kOut>& of, Kernel
 
 template cudaError_t launch_elements<SwigluForward>(const ElementOperands<2, 1>&, KernelDtype, cudaStream_t);
 template cudaError_t launch_elements<SwigluBackward>(const ElementOperands<3, 2>&, KernelDtype, cudaStream_t);
+template cudaError_t launch_elements<TanhGegluForward>(const ElementOperands<2, 1>&, KernelDtype, cudaStream_t);
+template cudaError_t launch_elements<TanhGegluBackward>(const ElementOperands<3, 2>&, KernelDtype, cudaStream_t);
 
 }  // namespace tessera::fused

@@ -12,27 +12,28 @@ namespace tessera::fused {
 
 namespace {
 
-at::Tensor swiglu_cuda(const at::Tensor& gate, const at::Tensor& up) {
+template <class Forward>
+at::Tensor glu_cuda(const at::Tensor& gate, const at::Tensor& up) {
   const auto gates = gate.contiguous(), ups = up.contiguous();
   auto out = at::empty(gate.sizes(), gate.options());
-  launch_on(gate, "tessera::swiglu", [&](cudaStream_t stream) {
-    return launch_elements<SwigluForward>(
+  launch_on(gate, "tessera::glu", [&](cudaStream_t stream) {
+    return launch_elements<Forward>(
         {.in = {gates.const_data_ptr(), ups.const_data_ptr()}, .out = {out.mutable_data_ptr()}, .count = out.numel()},
         kernel_dtype(gate), stream);
   });
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& grad, const at::Tensor& gate,
-                                                        const at::Tensor& up) {
+template <class Backward>
+std::tuple<at::Tensor, at::Tensor> glu_backward_cuda(const at::Tensor& grad, const at::Tensor& gate,
+                                                     const at::Tensor& up) {
   const auto grads = grad.contiguous(), gates = gate.contiguous(), ups = up.contiguous();
   auto grad_gate = at::empty(gate.sizes(), gate.options()), grad_up = at::empty(gate.sizes(), gate.options());
-  launch_on(gate, "tessera::swiglu_backward", [&](cudaStream_t stream) {
-    return launch_elements<SwigluBackward>(
-        {.in = {grads.const_data_ptr(), gates.const_data_ptr(), ups.const_data_ptr()},
-         .out = {grad_gate.mutable_data_ptr(), grad_up.mutable_data_ptr()},
-         .count = gate.numel()},
-        kernel_dtype(gate), stream);
+  launch_on(gate, "tessera::glu_backward", [&](cudaStream_t stream) {
+    return launch_elements<Backward>({.in = {grads.const_data_ptr(), gates.const_data_ptr(), ups.const_data_ptr()},
+                                      .out = {grad_gate.mutable_data_ptr(), grad_up.mutable_data_ptr()},
+                                      .count = gate.numel()},
+                                     kernel_dtype(gate), stream);
   });
   return {grad_gate, grad_up};
 }
@@ -42,6 +43,9 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& grad, 
 }  // namespace tessera::fused
 
 TORCH_LIBRARY_IMPL(tessera, CUDA, library) {
-  library.impl("swiglu", &tessera::fused::swiglu_cuda);
-  library.impl("swiglu_backward", &tessera::fused::swiglu_backward_cuda);
+  using namespace tessera::fused;
+  library.impl("swiglu", &glu_cuda<SwigluForward>);
+  library.impl("swiglu_backward", &glu_backward_cuda<SwigluBackward>);
+  library.impl("tanh_geglu", &glu_cuda<TanhGegluForward>);
+  library.impl("tanh_geglu_backward", &glu_backward_cuda<TanhGegluBackward>);
 }

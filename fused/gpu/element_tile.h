@@ -55,6 +55,32 @@ struct SwigluBackward {
   }
 };
 
+/// gelu(gate, "tanh") * up of {gate, up}, as fused/cpu/gate_kernels.cpp explains.
+struct TanhGegluForward {
+  static constexpr int kIn = 2, kOut = 1;
+  static constexpr double kLinear = 1.5957691216057308, kCubic = kLinear * 0.044715;
+  template <class C>
+  static TESSERA_HOST_DEVICE void compute(const C* in, C* out) {
+    const C twice = in[0] * (static_cast<C>(kLinear) + static_cast<C>(kCubic) * in[0] * in[0]);
+    out[0] = in[0] / (1 + std::exp(-twice)) * in[1];
+  }
+};
+
+/// Gradients of {gate, up}, of {the gradient, gate, up}.
+struct TanhGegluBackward {
+  static constexpr int kIn = 3, kOut = 2;
+  static constexpr double kLinear = TanhGegluForward::kLinear, kCubic = TanhGegluForward::kCubic;
+  template <class C>
+  static TESSERA_HOST_DEVICE void compute(const C* in, C* out) {
+    const C square = in[1] * in[1];
+    const C slope = 1 / (1 + std::exp(-in[1] * (static_cast<C>(kLinear) + static_cast<C>(kCubic) * square)));
+    const C gelu = in[1] * slope;
+    const C of_gate = slope + gelu * (1 - slope) * (static_cast<C>(kLinear) + static_cast<C>(3 * kCubic) * square);
+    out[0] = in[0] * in[2] * of_gate;
+    out[1] = in[0] * gelu;
+  }
+};
+
 /// Computes kWide elements from element `first`.
 template <class Op, class T, int kWide>
 TESSERA_HOST_DEVICE void compute_access(const ElementOperands<Op::kIn, Op::kOut>& of, int64_t first) {

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -147,17 +148,26 @@ TEST_CASE("the threads of the rotation's kernel compute each row once", "[fused]
   }
 }
 
-TEST_CASE("the threads of swiglu's kernels compute each element once", "[fused]") {
+/// `gate`, activated.
+template <class Forward, class Backward>
+void check_glu_threads(const Tensors& all, int64_t offset, at::Tensor (*activate)(const at::Tensor& gate)) {
+  const auto part = [&](size_t i) { return all[i].narrow(0, offset, 23).detach(); };
+  const auto grad = part(0), gate = part(1).requires_grad_(), up = part(2).requires_grad_();
+  const auto expected = activate(gate) * up;
+  expect_close(run_elements<Forward, double>({gate, up}, 23)[0], expected.detach(), kTight);
+  const auto grads = torch::autograd::grad({expected}, {gate, up}, {grad});
+  const auto actual = run_elements<Backward, double>({grad, gate, up}, 23);
+  expect_close(actual[0], grads[0], kTight);
+  expect_close(actual[1], grads[1], kTight);
+}
+
+TEST_CASE("the threads of gated units' kernels compute each element once", "[fused]") {
   for (const int64_t offset : {0, 1}) {  // 1: not aligned
     const auto all = fused_inputs({{24}, {24}, {24}});
-    const auto grad = all[0].narrow(0, offset, 23), gate = all[1].narrow(0, offset, 23).detach().requires_grad_();
-    const auto up = all[2].narrow(0, offset, 23).detach().requires_grad_();
-    const auto expected = at::silu(gate) * up;
-    expect_close(run_elements<fused::SwigluForward, double>({gate, up}, 23)[0], expected.detach(), kTight);
-    const auto grads = torch::autograd::grad({expected}, {gate, up}, {grad});
-    const auto actual = run_elements<fused::SwigluBackward, double>({grad, gate, up}, 23);
-    expect_close(actual[0], grads[0], kTight);
-    expect_close(actual[1], grads[1], kTight);
+    check_glu_threads<fused::SwigluForward, fused::SwigluBackward>(all, offset,
+                                                                   [](const at::Tensor& x) { return at::silu(x); });
+    check_glu_threads<fused::TanhGegluForward, fused::TanhGegluBackward>(
+        all, offset, [](const at::Tensor& x) { return at::gelu(x, "tanh"); });
   }
 }
 

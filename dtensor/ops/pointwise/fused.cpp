@@ -17,10 +17,12 @@ Strategies rotate_positions_strategies(const OpCall& call) {
 
 const RegisterOpRules fused_rules([] {
   // Linear in `up`, as a product is, and backward in the gradient.
-  register_op_rule({"tessera::swiglu"},
+  register_op_rule({"tessera::swiglu", "tessera::tanh_geglu"},
                    {.strategies = [](const OpCall& call) { return linear_strategies(call, {{1}}); }});
+  register_op_rule({"tessera::tanh_gelu"},
+                   {.strategies = [](const OpCall& call) { return pointwise_strategies(call); }});
   register_op_rule({"tessera::rotate_positions"}, {.strategies = rotate_positions_strategies});
-  register_op_rule({"tessera::swiglu_backward"},
+  register_op_rule({"tessera::swiglu_backward", "tessera::tanh_geglu_backward", "tessera::tanh_gelu_backward"},
                    {.strategies = [](const OpCall& call) { return linear_strategies(call, {{0}}); }});
 });
 

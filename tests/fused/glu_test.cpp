@@ -1,6 +1,7 @@
-#include "fused/swiglu.h"
+#include "fused/glu.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/gelu.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
 
@@ -8,6 +9,7 @@
 
 #include "dtensor/dispatch/dispatch_scopes.h"
 #include "dtensor/dtensor.h"
+#include "fused/gelu.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -35,7 +37,44 @@ Tensors dependent_composite_of(const Tensors& x) {
   return {at::silu(x[0]) * (x[0] * x[1])};
 }
 
+Tensors geglu_of(const Tensors& x) {
+  return {tanh_geglu(x[0], x[1])};
+}
+
+Tensors gelu_of_ops_times(const Tensors& x) {
+  return {at::gelu(x[0], "tanh") * x[1]};
+}
+
+Tensors gelu_of(const Tensors& x) {
+  return {tanh_gelu(x[0])};
+}
+
+Tensors gelu_of_ops(const Tensors& x) {
+  return {at::gelu(x[0], "tanh")};
+}
+
 }  // namespace
+
+TEST_CASE("tanh_geglu and tanh_gelu are ATen's, with their gradients", "[fused]") {
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{1}, {3, 33}, {0, 4}}) {
+    expect_same_function(geglu_of, gelu_of_ops_times, fused_inputs({sizes, sizes}));
+    expect_same_function(gelu_of, gelu_of_ops, fused_inputs({sizes}));
+  }
+  expect_same_function(gelu_of, gelu_of_ops, {fused_inputs({{5, 62}})[0].t()});
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    expect_rounded(geglu_of, gelu_of_ops_times, fused_inputs({{3, 77}, {3, 77}}), dtype, 8);
+    expect_rounded(gelu_of, gelu_of_ops, fused_inputs({{3, 77}}), dtype, 8);
+  }
+  const auto x = at::randn({64}, make_generator(1), at::kFloat) * 200;
+  expect_close(tanh_gelu(x), at::gelu(x, "tanh"), {});
+}
+
+TEST_CASE("tanh_geglu and tanh_gelu run on shards under every placement", "[fused]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "tanh_geglu", .inputs = {{{5, 3}}, {{5, 3}}}, .call = geglu_of},
+      {.name = "tanh_gelu", .inputs = {{{5, 3}}}, .call = gelu_of},
+  }));
+}
 
 TEST_CASE("swiglu is silu times a tensor, with its gradients", "[fused]") {
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{1}, {7}, {3, 33}, {2, 5, 67}, {0, 4}, {}}) {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -22,6 +23,8 @@
 #include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/io/read_tensor.h"
 #include "checkpoint/io/staging.h"
+#include "checkpoint/ranks/host_copies.h"
+#include "checkpoint/ranks/host_ranks.h"
 #include "checkpoint/rng_state.h"
 #include "checkpoint/run_folder.h"
 #include "checkpoint/save_job.h"
@@ -38,10 +41,10 @@ void check_step(int64_t step) {
   TESSERA_CHECK(ValueError, step >= 0, "Checkpointer: step {}; steps count from 0", step);
 }
 
-/// Returns the folder of in-memory checkpoints for the run in `folder`, because a job may have several runs.
-std::string memory_of_run(const std::string& memory_folder, const std::string& folder) {
+/// Names the run in `folder` for its in-memory checkpoints, because a job may have several runs.
+std::string run_name(const std::string& folder) {
   const auto run = fs::absolute(folder).lexically_normal().string();
-  return fmt::format("{}/run-{:016x}", memory_folder, hash_bytes(run.data(), run.size()));
+  return fmt::format("run-{:016x}", hash_bytes(run.data(), run.size()));
 }
 
 struct LatestValid {
@@ -116,7 +119,8 @@ struct Checkpointer::Impl {
   std::string memory;  // folder of in-memory checkpoints, or ""
   CheckpointerOptions options;
   RankSync ranks = RankSync::all();
-  std::optional<RankSync> own_ranks;  // over the background thread's group
+  std::optional<HostRanks> known_hosts;  // that share `memory`
+  std::optional<RankSync> own_ranks;     // over the background thread's group
   PlanCache cache;
   at::Tensor buffer;
   std::thread thread;
@@ -125,16 +129,30 @@ struct Checkpointer::Impl {
   bool has_warned_of_later = false;
 
   int64_t last_step() const { return resumed_at.value_or(kAnyStep); }
+  /// Returns the hosts that have in-memory checkpoints. Collective at the first call.
+  const HostRanks& hosts() {
+    if (!known_hosts) {
+      known_hosts = find_hosts(ranks, options.memory_folder);
+    }
+    return *known_hosts;
+  }
+  void on_host_leaders(const std::function<void()>& step) {
+    const bool leads = hosts().leads();
+    ranks.on_all_ranks([&] {
+      if (leads) {
+        step();
+      }
+    });
+  }
+  void complete_in_memory();
   std::optional<StepFolder> latest_valid();
   /// Runs before the first save after resume_at(). Collective.
   void set_aside() {
     if (resumed_at) {
-      ranks.on_rank0([&] {
-        set_aside_later(folder, *resumed_at);
-        if (!memory.empty()) {
-          remove_later(memory, *resumed_at);
-        }
-      });
+      ranks.on_rank0([&] { set_aside_later(folder, *resumed_at); });
+      if (!memory.empty()) {
+        on_host_leaders([&] { remove_later(memory, *resumed_at); });
+      }
       resumed_at.reset();
     }
   }
@@ -169,10 +187,42 @@ void Checkpointer::Impl::warn_of_later(const std::string& saved) {
              "step before the first save, which then sets later ones aside");
 }
 
+/// Completes the latest in-memory checkpoint of several hosts on each of them, and removes those that lack data.
+void Checkpointer::Impl::complete_in_memory() {
+  const auto texts = ranks.exchange([&] {
+    std::string steps;
+    for (const auto& own : hosts().leads() ? whole_checkpoints(memory, last_step()) : std::vector<StepFolder>()) {
+      steps += fmt::format("{} ", own.step);
+    }
+    return steps;
+  });
+  std::set<int64_t, std::greater<>> steps;
+  for (const auto& text : texts) {
+    std::istringstream fields(text);
+    for (int64_t step = 0; fields >> step;) {
+      steps.insert(step);
+    }
+  }
+  for (const int64_t step : steps) {
+    const auto path = step_path(memory, step);
+    const auto fault = complete_on_hosts(ranks, hosts(), path);
+    if (fault.empty()) {
+      return;
+    }
+    if (ranks.rank() == 0) {
+      TORCH_WARN("Checkpointer: ", path, " is given up, and the one before is looked at: ", fault);
+    }
+    on_host_leaders([&] { remove_later(memory, step - 1, step); });
+  }
+}
+
 std::optional<StepFolder> Checkpointer::Impl::latest_valid() {
   wait();
   auto folders = std::vector{folder};
   if (!memory.empty()) {
+    if (!hosts().is_one()) {
+      complete_in_memory();
+    }
     folders.insert(folders.begin(), memory);
   }
   const auto found = find_latest_valid(ranks, folders, last_step());
@@ -219,7 +269,7 @@ Checkpointer::Checkpointer(std::string folder, CheckpointerOptions options) : im
   TESSERA_CHECK(ValueError, options.keep_last >= 0,
                 "Checkpointer: keep_last {}; it is a number of checkpoints, or 0 for all", options.keep_last);
   impl_->folder = std::move(folder);
-  impl_->memory = options.memory_folder.empty() ? "" : memory_of_run(options.memory_folder, impl_->folder);
+  impl_->memory = options.memory_folder.empty() ? "" : options.memory_folder + "/" + run_name(impl_->folder);
   impl_->options = std::move(options);
 }
 
@@ -268,15 +318,14 @@ void Checkpointer::async_save(int64_t step, const State& state) {
 
 // May run during a save in flight, which uses another folder and a separate group.
 void Checkpointer::save_in_memory(int64_t step, const State& state) {
-  const auto planned = impl_->plan(impl_->memory, step, state);
-  const auto& memory = impl_->memory;  // set on all ranks by now
-  TESSERA_CHECK(StateError, !memory.empty(),
-                "Checkpointer: save_in_memory: there is no memory_folder; launch_local makes job_memory_folder(), and "
-                "under another launcher TESSERA_MEMORY_DIR names a new folder of the job");
+  const HostRanks& hosts = impl_->hosts();
+  const auto& memory = impl_->memory;
+  auto planned = impl_->plan(run_name(impl_->folder), step, state);
+  planned.path = step_path(memory, step);
   impl_->set_aside();
-  impl_->ranks.on_rank0([&] { make_room(memory, planned.path); });
-  run_save(impl_->ranks, live_job(impl_->ranks, planned));
-  impl_->ranks.on_rank0([&] { remove_old(memory, planned.path, /*keep_last=*/1); });
+  impl_->on_host_leaders([&] { make_room(memory, planned.path); });
+  run_save(impl_->ranks, hosts, live_job(impl_->ranks, planned));
+  impl_->on_host_leaders([&] { remove_old(memory, planned.path, /*keep_last=*/1); });
 }
 
 void Checkpointer::Impl::wait() {

@@ -27,7 +27,7 @@ struct CheckpointerOptions {
   int64_t keep_last = 0;                      // keep the new checkpoint and those of the highest steps; 0 keeps all
   int64_t max_file_bytes = int64_t{5} << 30;  // like SaveOptions
   ProgressFn progress = {};                   // like SaveOptions; async_save() calls it in the background thread
-  std::string memory_folder = {};             // for save_in_memory(), such as job_memory_folder(); empty: none
+  std::string memory_folder = {};             // of this host, for save_in_memory(): job_memory_folder(), or none
 };
 
 class Checkpointer {  // owns the background thread
@@ -45,8 +45,9 @@ class Checkpointer {  // owns the background thread
   void wait();  // waits for the save in flight and throws its error
 
   /// Saves an in-memory checkpoint, replacing the previous one once complete. Use it for steps without another save
-  /// (docs/reliability.md). Collective. Does not wait for a save in flight. Throws like save(), StateError without a
-  /// memory_folder, and CheckpointError if that folder is full.
+  /// (docs/reliability.md). With several hosts, the next host keeps a copy. Collective. Does not wait for a save in
+  /// flight. Throws like save(), StateError without a memory_folder, CheckpointError if that folder is full, and
+  /// NotImplementedError for several hosts without a CPU backend.
   void save_in_memory(int64_t step, const State& state);
 
   /// Loads the latest_valid() checkpoint into model, optimizer, values of `user`, and saved random generators. Returns

@@ -16,7 +16,7 @@
 #include "checkpoint/io/read_tensor.h"
 #include "checkpoint/io/staging.h"
 #include "checkpoint/local_part.h"
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/rank_sync.h"
 #include "dtensor/local/dtensor_impl.h"
 
 namespace tessera::dcp {

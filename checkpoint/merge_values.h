@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/format/value.h"
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/rank_sync.h"
 
 namespace tessera::dcp {
 

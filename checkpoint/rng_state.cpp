@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "checkpoint/io/checkpoint_index.h"
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/rank_sync.h"
 #include "dtensor/random/random.h"
 
 namespace tessera::dcp {

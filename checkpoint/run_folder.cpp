@@ -95,9 +95,11 @@ void set_aside_later(const std::string& folder, int64_t step) {
   }
 }
 
-void remove_later(const std::string& folder, int64_t step) {
+void remove_later(const std::string& folder, int64_t step, int64_t last_step) {
   for (const auto& own : later_folders(folder, step)) {
-    remove_checkpoint(own.path);
+    if (own.step <= last_step) {
+      remove_checkpoint(own.path);
+    }
   }
 }
 

@@ -28,7 +28,8 @@ std::vector<StepFolder> whole_checkpoints(const std::string& folder, int64_t las
 
 /// Renames the entries of later steps so that they no longer match a step, and logs a warning.
 void set_aside_later(const std::string& folder, int64_t step);
-void remove_later(const std::string& folder, int64_t step);  // removes them instead
+/// Removes the entries of later steps, up to `last_step`.
+void remove_later(const std::string& folder, int64_t step, int64_t last_step = kAnyStep);
 
 /// Removes all checkpoints except `saved` and the `keep_last` - 1 latest others; does nothing if `keep_last` is 0.
 /// `saved` stays even if its step is lower than theirs.

@@ -1,9 +1,12 @@
 #include "checkpoint/save_job.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -52,7 +55,7 @@ bool is_free(const SaveJob& job) {
                             : !fs::exists(status) || (fs::is_directory(status) && fs::is_empty(job.path));
 }
 
-/// Runs on rank 0: creates the temporary folder, with all files at their full length.
+/// Runs on the first rank of a host: creates the temporary folder, with all files at their full length.
 std::string prepare_files(const SaveJob& job) {
   RECORD_USER_SCOPE("checkpoint: prepare files");
   TESSERA_CHECK(ValueError, !job.path.empty(), "save: the path is empty; give a folder, or a file to export to");
@@ -128,8 +131,9 @@ class FilesToWrite {
   std::set<size_t> written_;
 };
 
-/// Writes this rank's blocks, in the order of files. Rank 0, which wrote the headers, syncs every file.
-std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder, int rank) {
+/// Writes this rank's blocks, in the order of files. The first rank of a host, which wrote the headers (`leads`), syncs
+/// every file.
+std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder, bool leads) {
   RECORD_USER_SCOPE("checkpoint: write");
   const SavePlan& plan = *job.plan;
   FilesToWrite files(plan, folder);
@@ -148,13 +152,59 @@ std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder
       job.progress(progress);
     }
   }
-  files.sync(/*all=*/rank == 0);
+  files.sync(/*all=*/leads);
   return hashes;
 }
 
-/// `hashes[rank]` are those of the rank's blocks, in the plan's order.
-Manifest make_manifest(const SaveJob& job, const std::vector<std::vector<uint64_t>>& hashes) {
+/// Sends this rank's blocks to the next host, and writes the blocks that this rank keeps for the previous host.
+/// Collective.
+void exchange_copies(const RankSync& ranks, const HostRanks& hosts, const SaveJob& job, const std::string& folder) {
+  RECORD_USER_SCOPE("checkpoint: copies on the next host");
   const SavePlan& plan = *job.plan;
+  std::vector<at::Tensor> sent;
+  std::vector<Pending> pending;
+  for (size_t i = 0; i < job.blocks.size(); ++i) {
+    sent.push_back(job.data(i));
+    if (sent.back().numel() > 0) {
+      const at::Tensor bytes =
+          at::from_blob(sent.back().mutable_data_ptr(), {static_cast<int64_t>(sent.back().nbytes())}, at::kByte);
+      pending.push_back(ranks.send_async(bytes, hosts.keeper_of(ranks.rank())));
+    }
+  }
+  std::exception_ptr failure;  // thrown later, since peers wait for this rank's messages
+  FilesToWrite files(plan, folder);
+  for (int from = 0; from < ranks.size(); ++from) {
+    for (const auto& block : plan.blocks) {
+      if (block.owner != from || hosts.keeper_of(from) != ranks.rank() || plan.block_bytes(block) == 0) {
+        continue;
+      }
+      const at::Tensor bytes = at::empty({plan.block_bytes(block)}, at::kByte);
+      ranks.receive(bytes, from);
+      try {
+        files.write(block, bytes.const_data_ptr());
+      } catch (const CheckpointError&) {
+        failure = std::current_exception();
+      }
+    }
+  }
+  for (auto& message : pending) {
+    message.wait();
+  }
+  ranks.on_all_ranks([&] {
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+  });
+}
+
+/// `texts[rank]` has the hashes of the rank's blocks, in the plan's order.
+Manifest make_manifest(const SaveJob& job, const std::vector<std::string>& texts) {
+  const SavePlan& plan = *job.plan;
+  std::vector<std::vector<uint64_t>> hashes;
+  hashes.reserve(texts.size());
+  for (const auto& text : texts) {
+    hashes.push_back(parse_hashes(text));
+  }
   Manifest manifest{.files = {}, .values = job.values};
   for (const auto& file : plan.files) {
     auto& entry = manifest.files[file.name];
@@ -189,8 +239,8 @@ std::string make_index(const SavePlan& plan) {
   return format_index(weight_map, total_bytes);
 }
 
-/// Runs on rank 0: writes the last files, and renames the folder.
-void commit(const SaveJob& job, const std::string& folder, const std::vector<std::string>& texts) {
+/// Runs on the first rank of a host: writes the last files, and renames the folder.
+void commit(const SaveJob& job, const std::string& folder, const std::string& manifest) {
   RECORD_USER_SCOPE("checkpoint: commit");
   if (job.is_single_file) {
     rename_durably(folder + "/" + job.plan->files.at(0).name, job.path);
@@ -198,12 +248,6 @@ void commit(const SaveJob& job, const std::string& folder, const std::vector<std
     fs::remove(folder, ignored);
     return;
   }
-  std::vector<std::vector<uint64_t>> hashes;
-  hashes.reserve(texts.size());
-  for (const auto& text : texts) {
-    hashes.push_back(parse_hashes(text));
-  }
-  const auto manifest = format_manifest(make_manifest(job, hashes));
   write_text(folder + "/" + kIndexName, make_index(*job.plan));
   write_text(folder + "/" + kManifestName, manifest);
   sync_folder(folder);
@@ -228,18 +272,38 @@ void remove_leftovers(const std::string& folder, const std::function<bool(const 
   }
 }
 
-void run_save(const RankSync& ranks, const SaveJob& job) {
-  const std::string folder = ranks.from_rank0([&] { return prepare_files(job); });
+void run_save(const RankSync& ranks, const HostRanks& hosts, const SaveJob& job) {
+  std::string own_folder;  // set on the first rank of a host
   try {
-    const auto texts = ranks.exchange([&] { return format_hashes(write_blocks(job, folder, ranks.rank())); });
-    ranks.on_rank0([&] { commit(job, folder, texts); });
+    const auto folders = ranks.exchange([&] {
+      own_folder = hosts.leads() ? prepare_files(job) : "";
+      return own_folder;
+    });
+    const auto& folder = folders[static_cast<size_t>(hosts.leader())];
+    const auto texts = ranks.exchange([&] { return format_hashes(write_blocks(job, folder, hosts.leads())); });
+    const auto format = [&] { return job.is_single_file ? "" : format_manifest(make_manifest(job, texts)); };
+    if (hosts.is_one()) {
+      ranks.on_rank0([&] { commit(job, folder, format()); });
+      return;
+    }
+    exchange_copies(ranks, hosts, job, folder);
+    const auto manifest = ranks.from_rank0(format);
+    ranks.on_all_ranks([&] {
+      if (hosts.leads()) {
+        commit(job, folder, manifest);
+      }
+    });
   } catch (...) {
-    if (ranks.rank() == 0) {
+    if (!own_folder.empty()) {
       std::error_code ignored;
-      fs::remove_all(folder, ignored);
+      fs::remove_all(own_folder, ignored);
     }
     throw;
   }
+}
+
+void run_save(const RankSync& ranks, const SaveJob& job) {
+  run_save(ranks, one_host(ranks), job);
 }
 
 }  // namespace tessera::dcp

@@ -14,11 +14,10 @@
 #include "checkpoint/format/progress.h"
 #include "checkpoint/local_part.h"
 #include "checkpoint/plan/save_plan.h"
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/host_ranks.h"
+#include "checkpoint/ranks/rank_sync.h"
 
 namespace tessera::dcp {
-
-inline constexpr const char* kIncomplete = ".incomplete-";  // follows the name of an uncommitted folder
 
 struct PlanCache {  // plan of the last save, reused if all ranks' entries are the same again
   uint64_t entries_hash = 0;
@@ -66,7 +65,9 @@ SaveJob live_job(const RankSync& ranks, const PlannedSave& planned);
 /// process. For rank 0. Cannot tell whether another process is still saving.
 void remove_leftovers(const std::string& folder, const std::function<bool(const std::string& name)>& is_ours);
 
-/// Writes the files, then commits them to `path` atomically. Collective. Throws on every rank or on none.
-void run_save(const RankSync& ranks, const SaveJob& job);
+/// Writes the files, then commits them to `path` atomically. Collective. Throws on every rank or on none. With several
+/// hosts, whose `path` may differ, a host's files contain the data of its ranks and of the previous host's.
+void run_save(const RankSync& ranks, const HostRanks& hosts, const SaveJob& job);
+void run_save(const RankSync& ranks, const SaveJob& job);  // to one folder
 
 }  // namespace tessera::dcp

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/format/state.h"
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/rank_sync.h"
 #include "checkpoint/state_dict.h"
 
 namespace tessera::dcp {

@@ -15,7 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/io/file_io.h"
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/rank_sync.h"
 #include "models/config_reader.h"
 #include "models/weight_names.h"
 

@@ -18,7 +18,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/rank_sync.h"
 #include "dtensor/dtensor.h"
 #include "models/config_reader.h"
 

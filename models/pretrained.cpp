@@ -20,7 +20,7 @@
 #include "checkpoint/io/file_io.h"
 #include "checkpoint/io/read_tensor.h"
 #include "checkpoint/local_part.h"
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/rank_sync.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/to_empty.h"
 #include "models/adapter.h"

@@ -10,6 +10,8 @@
 
 namespace tessera::dcp {
 
+inline constexpr const char* kIncomplete = ".incomplete-";  // follows the name of an uncommitted folder
+
 /// Owns the descriptor. All functions throw CheckpointError with the path and the system's reason.
 class File {
  public:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Three hosts of two ranks (tests/comm/hosts.sh), one of which is cut off while they train: all ranks end with an error.
-# Once the host is back, the job is started again, and ends with the bits of one that was left alone.
+# Once the host is back, without what it had in memory, the job is started again. It goes on from the last in-memory
+# checkpoint, since there is no other, and ends with the bits of one that was left alone.
 set -euo pipefail
 source tests/comm/hosts.sh
 enter_namespaces "$0" "$@"
@@ -16,13 +17,14 @@ wait $! || code=1
 exit $code
 END
 
-# In a folder that all hosts see.
+# In a folder that all hosts see; in-memory checkpoints are in one of each host.
 start_job() {
   local host
   ends=()
-  mkdir -p "$1"
   for host in 0 1 2; do
-    on_host "$host" bash "$TEST_TMPDIR/host.sh" $((2 * host)) "$1" "" 40 0 0 disk >>"$1/output" 2>&1 &
+    mkdir -p "$1/memory$host"
+    TESSERA_MEMORY_DIR=$1/memory$host \
+      on_host "$host" bash "$TEST_TMPDIR/host.sh" $((2 * host)) "$1" "" 40 0 0 memory >>"$1/output" 2>&1 &
     ends+=($!)
   done
 }
@@ -59,9 +61,12 @@ await_job
 expect "hosts with errors" $failed 3
 expect "ranks with errors" "$(grep -c '^rank [0-5]: ' "$returned/output")" 6
 mend_cable 2
+rm -r "$returned/memory2" "$returned"/step-*
+last=$(awk '$1 == "in_memory" { last = $2 } END { print last }' "$returned/log")
 start_job "$returned"
 await_job
 expect "after the return: hosts with errors" $failed 0
-expect "starts that found a checkpoint" "$(grep -c '^resumed [1-9]' "$returned/log")" 1
+expect "the in-memory checkpoint is found" "$(awk '$1 == "resumed" && $2 >= '"$last"' { ++found } END { print found }' \
+  "$returned/log")" 1
 diff -rq "$returned/step-00000040" "$undisturbed/step-00000040"
 diff <(losses "$returned") <(losses "$undisturbed")

@@ -1,6 +1,6 @@
 #pragma once
-// Synchronizes the ranks of a save or load, and turns an error on one rank into an error on all. Internal to this
-// package. Thread safety: one thread at a time; a background thread needs a RankSync with a separate group.
+// Synchronizes the ranks of a save or load, and turns an error on one rank into an error on all. Internal to
+// checkpoint. Thread safety: one thread at a time; a background thread needs a RankSync with a separate group.
 
 #include <ATen/core/Tensor.h>
 
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/point_to_point.h"
 #include "comm/process_group.h"
 
 namespace tessera::dcp {
@@ -30,6 +31,11 @@ class RankSync {
   std::string from_rank0(const std::function<std::string()>& step) const;  // runs on rank 0; all get its result
   void on_rank0(const std::function<void()>& step) const;                  // from_rank0() for a step without result
   void broadcast_from_rank0(std::vector<int64_t>& numbers) const;          // of equal sizes on all ranks; collective
+
+  /// Messages of host tensors between two ranks, in order (comm/point_to_point.h).
+  void send(const at::Tensor& data, int to) const;
+  Pending send_async(const at::Tensor& data, int to) const;
+  void receive(const at::Tensor& data, int from) const;
 
  private:
   void broadcast_from_rank0(const at::Tensor& own) const;

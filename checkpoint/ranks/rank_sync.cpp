@@ -1,4 +1,4 @@
-#include "checkpoint/rank_sync.h"
+#include "checkpoint/ranks/rank_sync.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
@@ -126,6 +126,18 @@ void RankSync::on_rank0(const std::function<void()>& step) const {
       step();
     }
   });
+}
+
+void RankSync::send(const at::Tensor& data, int to) const {
+  tessera::send(data, to, *group_);
+}
+
+Pending RankSync::send_async(const at::Tensor& data, int to) const {
+  return tessera::send_async(data, to, *group_);
+}
+
+void RankSync::receive(const at::Tensor& data, int from) const {
+  tessera::recv(data, from, *group_);
 }
 
 void RankSync::broadcast_from_rank0(std::vector<int64_t>& numbers) const {

@@ -7,21 +7,21 @@ namespace tessera {
 
 namespace {
 
-DeviceGraphMaker& maker() {
-  static DeviceGraphMaker maker = nullptr;
-  return maker;
+DeviceGraphMaker& current_maker() {
+  static DeviceGraphMaker current = nullptr;
+  return current;
 }
 
 }  // namespace
 
-void set_device_graph_maker(DeviceGraphMaker own) {
-  maker() = own;
+void set_device_graph_maker(DeviceGraphMaker maker) {
+  current_maker() = maker;
 }
 
 std::unique_ptr<DeviceGraph> make_device_graph(c10::Device device) {
   TESSERA_CHECK(NotImplementedError, device.is_cuda(),
                 "a step on {} cannot be captured, only one on a CUDA device; call the step itself", device.str());
-  return maker() ? maker()() : make_cuda_graph();
+  return current_maker() ? current_maker()() : make_cuda_graph();
 }
 
 }  // namespace tessera

@@ -249,14 +249,16 @@ void adam_step(Optimizer& optimizer, CapturableAdam* captured, Op op) {
   if (captured) {
     begin_step<State>(*captured, optimizer, rounds);
   }
-  for (const auto& [group, params] : rounds) {
+  for (const auto& round : rounds) {
+    const size_t group = round.group;
     const auto& options = options_of(group);
     ByKind<AdamLists<State>> lists;
-    for (const auto& param : params) {
+    for (const auto& param : round.params) {
       auto& state = adam_state<State>(optimizer, param, options.amsgrad());
       find_or_add(lists, param).add(param, state, options.amsgrad(), captured ? &captured->scalars : nullptr);
     }
-    for (const auto& [kind, own] : lists) {
+    for (const auto& entry : lists) {
+      const auto& own = entry.second;
       const auto betas = options.betas();
       const auto step_at = [&](const std::vector<TensorList>& of, const TensorList& steps, const auto& lr) {
         op(of[0], of[1], of[2], of[3], of[4], steps, lr, std::get<0>(betas), std::get<1>(betas), options.weight_decay(),

@@ -144,7 +144,7 @@ double Trainer::train_parts(int64_t step) {
 }
 
 at::Tensor Trainer::compute_gradients(const std::function<Batch(int slice, int64_t pass)>& batch_of) {
-  const at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
+  at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
   const int64_t passes = options_.accumulate;
   for (int i = 0; i < layout_.own_slices; ++i) {
     for (int64_t pass = 0; pass < passes; ++pass) {
@@ -183,7 +183,7 @@ at::Tensor Trainer::captured_train_step(int64_t step) {
         optimizer_,
         [this, passes] {
           optimizer_.zero_grad();
-          const at::Tensor loss_sum = compute_gradients([&](int slice, int64_t pass) {
+          at::Tensor loss_sum = compute_gradients([&](int slice, int64_t pass) {
             return batches_[static_cast<size_t>(slice) * passes + static_cast<size_t>(pass)];
           });
           clip_and_step();

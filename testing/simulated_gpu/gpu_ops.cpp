@@ -111,7 +111,7 @@ class Call {
   void put_results() {
     twins_.update_written();
     for_each_result(*stack_, [&](const at::Tensor& tensor) {
-      const at::Tensor result = twins_.result(tensor, device());
+      at::Tensor result = twins_.result(tensor, device());
       new_results_.push_back(find_new_memory(result, tensor));
       return result;
     });

@@ -1,5 +1,5 @@
 #pragma once
-// What a rotation reads and writes, row by row, in the order of memory. For kernels of the CPU and of the GPU.
+// Rows that a rotation reads and writes, in the order of memory, for the kernels of the CPU and of the GPU.
 
 #include <cstdint>
 
